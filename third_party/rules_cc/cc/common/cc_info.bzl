@@ -1,0 +1,5 @@
+"""CcInfo under rules_cc's label."""
+
+load(":builtin.bzl", "BuiltinCcInfo")
+
+CcInfo = BuiltinCcInfo

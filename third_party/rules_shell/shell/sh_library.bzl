@@ -1,0 +1,4 @@
+"""sh_library under rules_shell's label."""
+
+def sh_library(**kwargs):
+    native.sh_library(**kwargs)
