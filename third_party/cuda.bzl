@@ -59,22 +59,29 @@ cc_library(
 )
 """
 
-# The rule fails when it is analysed, not when it is loaded: //... stays
-# readable without a toolkit.
-_MISSING_BZL = """
-def _missing_impl(ctx):
-    fail("no CUDA toolkit at {home}: install CUDA 13 or set CUDA_HOME, " +
-         "or build without --config=cuda")
-
-missing = rule(implementation = _missing_impl)
-"""
-
+# Without a toolkit every target exists, so that //... can be analysed, and
+# whatever compiles against one stops with the message.
 _MISSING = """
-load(":missing.bzl", "missing")
-
 package(default_visibility = ["//visibility:public"])
 
-missing(name = "{name}")
+genrule(
+    name = "toolkit",
+    outs = ["no_cuda_toolkit.h"],
+    cmd = "echo 'no CUDA toolkit at {home}: install CUDA 13 or set CUDA_HOME, " +
+          "or build without --config=cuda' >&2; exit 1",
+)
+
+alias(
+    name = "bin/nvcc",
+    actual = ":toolkit",
+)
+"""
+
+_MISSING_LIBRARY = """
+cc_library(
+    name = "{name}",
+    hdrs = [":toolkit"],
+)
 """
 
 def _versioned(repository_ctx, folder, prefix):
@@ -89,15 +96,13 @@ def _versioned(repository_ctx, folder, prefix):
 def _system_cuda_impl(repository_ctx):
     home = repository_ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
     if not find_file(repository_ctx, [home], "bin/nvcc"):
-        repository_ctx.file("missing.bzl", _MISSING_BZL.format(home = home))
-        names = ["bin/nvcc", "toolkit", "headers", "nvtx", "cudart"]
-        repository_ctx.file(
-            "BUILD.bazel",
-            _MISSING.format(name = names[0]) + "\n".join([
-                'missing(name = "%s")' % name
-                for name in names[1:] + _SHARED.keys()
-            ]) + "\n",
-        )
+        repository_ctx.file("BUILD.bazel", "".join(
+            [_MISSING.format(home = home)] +
+            [
+                _MISSING_LIBRARY.format(name = name)
+                for name in ["headers", "nvtx", "cudart"] + _SHARED.keys()
+            ],
+        ))
         return
     for folder in ["bin", "include", "nvvm"]:
         repository_ctx.symlink(home + "/" + folder, folder)
