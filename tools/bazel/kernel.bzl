@@ -3,6 +3,10 @@
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 load("//tools/bazel:cuda.bzl", "CUDA_ONLY", "cuda_library")
 
+# Loops marked `#pragma omp simd` become vector code, and the lanes of a
+# reduction (kernels/simd_math.h) stay in registers.
+KERNEL_COPTS = ["-O3", "-fopenmp-simd"]
+
 _VISIBILITY = [
     "//autograd:__subpackages__",
     "//kernels:__subpackages__",
@@ -51,10 +55,11 @@ def kernel(
       test_size: as in cc_test.
       test_tags: further tags of both tests.
       bench_deps: further deps of the benchmark.
-      copts: for the host compiler.
+      copts: for the host compiler, beyond KERNEL_COPTS.
       visibility: instead of autograd, kernels, tests and tools.
     """
     visibility = visibility or _VISIBILITY
+    copts = KERNEL_COPTS + copts
     cuda_library(
         name = name,
         srcs = native.glob([name + "_cpu.cc", name + ".cu"]) + srcs,
