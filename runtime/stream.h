@@ -1,0 +1,65 @@
+// Streams and events: where work is queued, and how one queue waits for another.
+//
+// A Stream is an ordered queue of copies, waits and records on one device. An
+// Event is a point of a stream's order, a value: recording creates nothing and
+// allocates nothing. The CPU backend runs every call at once, so its events are
+// done when made. The fake backend (fake_stream.h) completes work when a test
+// says so. Streams outlive the events that name them.
+// One thread at a time may call a stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tapeline {
+
+class Stream;
+
+struct Event {
+  const Stream* stream = nullptr;  // null: nothing to wait for
+  uint64_t sequence = 0;
+
+  bool done() const;
+};
+
+class Stream {
+ public:
+  explicit Stream(std::string name) : name_(std::move(name)) {}
+  virtual ~Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  const std::string& name() const { return name_; }
+
+  // Copies bytes once everything queued before has completed.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  // The point after everything queued so far.
+  virtual Event record() = 0;
+  // Later work of this stream starts after the event.
+  virtual void wait(const Event& event) = 0;
+  // Blocks the caller until the event is done.
+  virtual void synchronize(const Event& event) = 0;
+  // The last completed point: record()ed sequences <= this are done.
+  virtual uint64_t completed() const = 0;
+
+ private:
+  std::string name_;
+};
+
+inline bool Event::done() const {
+  return stream == nullptr || stream->completed() >= sequence;
+}
+
+// Executes at once on the calling thread.
+class CpuStream : public Stream {
+ public:
+  using Stream::Stream;
+  void copy(void* to, const void* from, size_t bytes) override;
+  Event record() override { return {this, 0}; }
+  void wait(const Event& event) override;
+  void synchronize(const Event& event) override { wait(event); }
+  uint64_t completed() const override { return 0; }
+};
+
+}  // namespace tapeline

@@ -1,0 +1,83 @@
+// Tensor: a small copyable handle on a Storage.
+//
+// Copies and views share the storage; nothing here computes. Shapes have at
+// most four dimensions; strides are in elements. `requires_grad`, `tape` and
+// `slot` say where the value was made on a tape (autograd/tape.h): the tape
+// sets them, copies carry them.
+// Bytes are read and written through access.h. An undefined Tensor() holds
+// nothing and converts to false. Not thread-safe per handle.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "runtime/dtype.h"
+#include "runtime/shape.h"
+#include "runtime/storage.h"
+#include "runtime/view.h"
+
+namespace tapeline {
+
+class Tensor {
+ public:
+  Tensor() = default;
+  // Unwritten bytes on the current device.
+  static Tensor empty(const Shape& shape, DType dtype,
+                      Tag tag = Tag::kActivation);
+  static Tensor zeros(const Shape& shape, DType dtype,
+                      Tag tag = Tag::kActivation);
+  static Tensor full(const Shape& shape, DType dtype, double value,
+                     Tag tag = Tag::kActivation);
+  // A copy of host values; their count must equal the shape's.
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& shape,
+                     Tag tag = Tag::kActivation);
+
+  explicit operator bool() const { return static_cast<bool>(storage_); }
+  const StoragePtr& storage() const { return storage_; }
+  DType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  const Shape& strides() const { return strides_; }
+  int64_t offset() const { return offset_; }  // elements
+  int rank() const { return shape_.rank(); }
+  int64_t size(int i) const { return shape_[i]; }
+  int64_t elements() const { return shape_.elements(); }
+  int64_t bytes() const {
+    return elements() * static_cast<int64_t>(size_of(dtype_));
+  }
+  bool contiguous() const { return is_contiguous(shape_, strides_); }
+
+  // Views of the same bytes. They carry no tape position: ops.h has the
+  // differentiable forms.
+  Tensor view_as(const Shape& shape) const;  // contiguous tensors only
+  Tensor slice(int dim, int64_t begin, int64_t end) const;
+  Tensor transpose(int a, int b) const;
+  // Another handle on the same bytes, off the tape.
+  Tensor detach() const;
+
+  // Waits for the bytes and copies them out, whatever the strides.
+  template <class T>
+  std::vector<T> to_vector() const;
+  // Overwrites a contiguous tensor's bytes with zeros; counts as a write.
+  void set_zero() const;
+  // A contiguous copy on the current device, off the tape.
+  Tensor clone(Tag tag = Tag::kActivation) const;
+
+  bool requires_grad = false;
+  uint32_t slot = 0;
+  uint64_t tape = 0;  // 0: on no tape
+
+ private:
+  StoragePtr storage_;
+  Shape shape_, strides_;
+  int64_t offset_ = 0;
+  DType dtype_ = DType::kF32;
+};
+
+// bf16[4096, 2048]
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+std::string describe(const Tensor& tensor);
+
+}  // namespace tapeline
