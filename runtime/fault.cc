@@ -25,12 +25,18 @@ bool parse(std::string_view text, Plan& plan) {
   const size_t colon = text.find(':');
   if (colon == std::string_view::npos) return false;
   const std::string_view kind = text.substr(0, colon);
-  if (kind == "kill") plan.kind = Kind::kKill;
-  else if (kind == "eio") plan.kind = Kind::kEio;
-  else if (kind == "enospc") plan.kind = Kind::kEnospc;
-  else if (kind == "eintr") plan.kind = Kind::kEintr;
-  else if (kind == "short") plan.kind = Kind::kShort;
-  else return false;
+  if (kind == "kill")
+    plan.kind = Kind::kKill;
+  else if (kind == "eio")
+    plan.kind = Kind::kEio;
+  else if (kind == "enospc")
+    plan.kind = Kind::kEnospc;
+  else if (kind == "eintr")
+    plan.kind = Kind::kEintr;
+  else if (kind == "short")
+    plan.kind = Kind::kShort;
+  else
+    return false;
   std::string_view number = text.substr(colon + 1);
   const bool onwards = number.ends_with('+');
   if (onwards) number.remove_suffix(1);
@@ -71,7 +77,8 @@ Fault next_fault(size_t write_bytes) {
     return fault;
   }
   switch (now.kind) {
-    case Kind::kNone: break;
+    case Kind::kNone:
+      break;
     case Kind::kKill:
       fault.kill = true;
       fault.bytes = write_bytes / 2;

@@ -23,31 +23,41 @@ namespace {
 
 absl::StatusCode code_of(int error) {
   switch (error) {
-    case ENOENT: return absl::StatusCode::kNotFound;
+    case ENOENT:
+      return absl::StatusCode::kNotFound;
     case EACCES:
     case EPERM:
-    case EROFS: return absl::StatusCode::kPermissionDenied;
+    case EROFS:
+      return absl::StatusCode::kPermissionDenied;
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
     case EMFILE:
-    case ENFILE: return absl::StatusCode::kResourceExhausted;
-    case EIO: return absl::StatusCode::kDataLoss;
+    case ENFILE:
+      return absl::StatusCode::kResourceExhausted;
+    case EIO:
+      return absl::StatusCode::kDataLoss;
     case ENOTDIR:
     case EISDIR:
-    case ENOTEMPTY: return absl::StatusCode::kFailedPrecondition;
-    default: return absl::StatusCode::kInternal;
+    case ENOTEMPTY:
+      return absl::StatusCode::kFailedPrecondition;
+    default:
+      return absl::StatusCode::kInternal;
   }
 }
 
 std::string_view hint_for(int error) {
   switch (error) {
     case ENOSPC:
-    case EDQUOT: return "; free some space or write to another disk";
+    case EDQUOT:
+      return "; free some space or write to another disk";
     case EACCES:
-    case EPERM: return "; check the permissions of the file and its folder";
-    case EMFILE: return "; raise the limit with ulimit -n";
-    default: return "";
+    case EPERM:
+      return "; check the permissions of the file and its folder";
+    case EMFILE:
+      return "; raise the limit with ulimit -n";
+    default:
+      return "";
   }
 }
 
@@ -127,9 +137,8 @@ File::~File() {
 
 absl::StatusOr<File> File::open(const std::string& path) {
   // Nonblocking, so that opening a FIFO returns and is refused below.
-  const int descriptor = retry([&] {
-    return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  });
+  const int descriptor = retry(
+      [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor < 0) return failure("open", path, errno);
   File file(path, descriptor, 0);
   struct stat info;
@@ -150,10 +159,9 @@ absl::Status File::read_at(uint64_t offset, void* to, size_t bytes) const {
     });
     if (got < 0) return failure("read", path_, errno);
     if (got == 0) {
-      return absl::DataLossError(path_ + ": ends at byte " +
-                                 std::to_string(offset) + ", " +
-                                 std::to_string(bytes) +
-                                 " bytes early; the file is cut or changing");
+      return absl::DataLossError(
+          path_ + ": ends at byte " + std::to_string(offset) + ", " +
+          std::to_string(bytes) + " bytes early; the file is cut or changing");
     }
     out += got;
     offset += static_cast<uint64_t>(got);
@@ -179,8 +187,8 @@ FileWriter::~FileWriter() {
 absl::StatusOr<FileWriter> FileWriter::create(const std::string& path) {
   std::string temporary = temporary_name(path);
   const int descriptor = retry([&] {
-    return ::open(temporary.c_str(),
-                  O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    return ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                  0644);
   });
   if (descriptor < 0) return failure("create", temporary, errno);
   return FileWriter(path, std::move(temporary), descriptor);
@@ -234,9 +242,8 @@ absl::Status write_file_atomic(const std::string& path, std::string_view text) {
 }
 
 absl::Status sync_directory(const std::string& path) {
-  const int descriptor = retry([&] {
-    return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  });
+  const int descriptor = retry(
+      [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) return failure("open", path, errno);
   const int synced = retry([&] { return fsync_once(descriptor); });
   const int error = errno;
@@ -279,9 +286,8 @@ absl::Status remove_path(const std::string& path) {
   for (const std::string& name : names) {
     RETURN_IF_ERROR(remove_path(join_path(path, name)));
   }
-  const int removed = retry([&] {
-    return fault_before_call() < 0 ? -1 : ::rmdir(path.c_str());
-  });
+  const int removed = retry(
+      [&] { return fault_before_call() < 0 ? -1 : ::rmdir(path.c_str()); });
   return removed < 0 ? failure("rmdir", path, errno) : absl::OkStatus();
 }
 
