@@ -39,7 +39,7 @@ def _nvcc_objects_impl(ctx):
     objects = []
     for source in ctx.files.srcs:
         output = ctx.actions.declare_file(
-            "_nvcc/%s/%s.o" % (ctx.label.name, source.basename),
+            "_nvcc/%s/%s.pic.o" % (ctx.label.name, source.basename),
         )
         args = ctx.actions.args()
         args.add_all(_NVCC_FLAGS)
@@ -51,7 +51,7 @@ def _nvcc_objects_impl(ctx):
             args.add_all(context.includes, format_each = "-I%s")
             args.add_all(context.quote_includes, format_each = "-I%s")
             args.add_all(context.system_includes, before_each = "-isystem")
-        args.add("-x", "cu")
+        args.add("-x", "cu" if source.extension == "cu" else "c++")
         args.add("-c", source)
         args.add("-o", output)
         ctx.actions.run(
@@ -75,7 +75,7 @@ _nvcc_objects = rule(
         "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),
         "hdrs": attr.label_list(allow_files = True),
-        "srcs": attr.label_list(allow_files = [".cu"]),
+        "srcs": attr.label_list(allow_files = [".cc", ".cu"]),
         "_nvcc": attr.label(
             allow_single_file = True,
             default = "@local_cuda//:bin/nvcc",
@@ -85,11 +85,11 @@ _nvcc_objects = rule(
 )
 
 def nvcc_objects(name, srcs, hdrs = [], deps = [], copts = [], **kwargs):
-    """Compiles .cu files to objects, to be listed among a cc_library's srcs.
+    """Compiles files with nvcc, to be listed among a cc_library's srcs.
 
     Args:
       name: of the target.
-      srcs: .cu files.
+      srcs: .cu files, and .cc files that include CUDA's headers.
       hdrs: headers that they include and no dep declares.
       deps: libraries whose headers they include.
       copts: further nvcc flags.
@@ -107,44 +107,68 @@ def nvcc_objects(name, srcs, hdrs = [], deps = [], copts = [], **kwargs):
         **kwargs
     )
 
+def _link_only_impl(ctx):
+    merged = cc_common.merge_cc_infos(
+        cc_infos = [dep[CcInfo] for dep in ctx.attr.deps],
+    )
+    return [CcInfo(linking_context = merged.linking_context)]
+
+_link_only = rule(
+    implementation = _link_only_impl,
+    attrs = {"deps": attr.label_list(providers = [CcInfo])},
+    doc = "Its deps for the linker, without their headers.",
+)
+
 def cuda_library(
         name,
         srcs = [],
         hdrs = [],
+        cuda_srcs = [],
         cpu_srcs = [],
         deps = [],
         cuda_deps = [],
         copts = [],
         nvcc_copts = [],
         **kwargs):
-    """A library with a CUDA side and, where cpu_srcs or hdrs say so, a CPU one.
+    """A library with a part that exists in a --config=cuda build alone.
 
-    A --config=cuda build compiles the .cu sources by nvcc and everything else
-    by the host compiler, with TAPELINE_CUDA defined; any other build takes the
-    .cc sources and needs no toolkit.
+    Headers of the library must not include CUDA's: what depends on it compiles
+    to the same objects in both builds, and is not compiled twice. CUDA's headers
+    are for .cu files and cuda_srcs.
 
     Args:
       name: of the library.
-      srcs: .cc and .cu files; the .cu files count in a CUDA build alone.
+      srcs: .cc files of both builds, and .cu and .cuh files. The .cc files see
+        TAPELINE_CUDA in a CUDA build.
       hdrs: headers.
+      cuda_srcs: .cc and .cu files of the CUDA build alone.
       cpu_srcs: .cc files of the build without CUDA alone (stubs).
       deps: of both builds.
-      cuda_deps: of the CUDA build, e.g. @local_cuda//:cublas.
+      cuda_deps: of .cu files and cuda_srcs (@local_cuda//:cublas).
       copts: for the host compiler.
       nvcc_copts: for nvcc.
       **kwargs: passed to cc_library.
     """
-    cu_srcs = [src for src in srcs if src.endswith(".cu")]
+    device_srcs = [src for src in srcs if src.endswith(".cu")] + cuda_srcs
     objects = []
-    if cu_srcs:
+    link_deps = []
+    if device_srcs:
+        testonly = kwargs.get("testonly", False)
         objects = [":%s_nvcc" % name]
         nvcc_objects(
             name = name + "_nvcc",
-            testonly = kwargs.get("testonly", False),
-            srcs = cu_srcs,
+            testonly = testonly,
+            srcs = device_srcs,
             hdrs = hdrs + [src for src in srcs if src.endswith((".h", ".cuh"))],
             copts = ["-DTAPELINE_CUDA=1"] + nvcc_copts,
             deps = deps + cuda_deps,
+        )
+        link_deps = [":%s_link" % name]
+        _link_only(
+            name = name + "_link",
+            testonly = testonly,
+            tags = ["manual"],
+            deps = ["@local_cuda//:cudart"] + cuda_deps,
         )
     cc_library(
         name = name,
@@ -154,8 +178,6 @@ def cuda_library(
         copts = copts,
         local_defines = kwargs.pop("local_defines", []) +
                         if_cuda(["TAPELINE_CUDA=1"]),
-        deps = deps + if_cuda(
-            ["@local_cuda//:cudart", "@local_cuda//:headers"] + cuda_deps,
-        ),
+        deps = deps + if_cuda(link_deps),
         **kwargs
     )

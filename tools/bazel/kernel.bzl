@@ -1,7 +1,7 @@
 """kernel(): the targets of one folder below kernels/."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
-load("//tools/bazel:cuda.bzl", "CUDA_ONLY", "cuda_library")
+load("//tools/bazel:cuda.bzl", "CUDA_ONLY", "cuda_library", "if_cuda")
 
 # Loops marked `#pragma omp simd` become vector code, and the lanes of a
 # reduction (kernels/simd_math.h) stay in registers.
@@ -39,7 +39,8 @@ def kernel(
     * :bench            <name>_bench.cc
     * :bench_lib        the same objects, for a binary of all benchmarks
 
-    A target whose file is absent is not declared.
+    A target whose file is absent is not declared. The .cc files of all of them
+    see TAPELINE_CUDA in a CUDA build.
 
     Args:
       name: the op and its folder.
@@ -64,7 +65,8 @@ def kernel(
         name = name,
         srcs = native.glob([name + "_cpu.cc", name + ".cu"]) + srcs,
         hdrs = native.glob([name + ".h"]) + hdrs,
-        copts = copts,
+        # Loops over elements are what these files consist of.
+        copts = ["-O3"] + copts,
         cuda_deps = cuda_deps,
         nvcc_copts = nvcc_copts,
         visibility = visibility,
@@ -77,6 +79,7 @@ def kernel(
             testonly = True,
             srcs = [name + "_test.cc"] + test_srcs,
             copts = copts,
+            local_defines = if_cuda(["TAPELINE_CUDA=1"]),
             visibility = visibility,
             deps = [
                 ":" + name,
@@ -109,6 +112,7 @@ def kernel(
             testonly = True,
             srcs = [name + "_bench.cc"],
             copts = copts,
+            local_defines = if_cuda(["TAPELINE_CUDA=1"]),
             visibility = visibility,
             deps = [
                 ":" + name,
