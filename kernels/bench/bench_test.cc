@@ -1,0 +1,149 @@
+#include "kernels/bench/bench.h"
+
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace tapeline::bench {
+namespace {
+
+// y = 2 x over [N, D], or 2.2 x when broken.
+bool broken = false;
+int launches = 0;
+
+Run make_double(const Arguments& a) {
+  const int64_t n = a.dims[0], d = a.dims[1];
+  auto x = std::make_shared<std::vector<float>>(normal<float>(n * d, 1));
+  auto y = std::make_shared<std::vector<float>>(n * d);
+  return {.launch =
+              [=] {
+                ++launches;
+                for (int64_t i = 0; i < n * d; ++i) {
+                  (*y)[i] = (broken ? 2.2f : 2.0f) * (*x)[i];
+                }
+              },
+          .cost = {.flops = 1.0 * n * d, .bytes = 8.0 * n * d},
+          .verify =
+              [=](Verifier& verifier) {
+                for (int64_t i : sampled_rows(n)) {
+                  std::vector<double> expected;
+                  for (int64_t j = 0; j < d; ++j) {
+                    expected.push_back(2.0 * (*x)[i * d + j]);
+                  }
+                  verifier.row(View<const float>(y->data() + i * d, Shape{d}),
+                               expected);
+                }
+              }};
+}
+
+const bool added = add(
+    {"double", "double_fwd", {"T", "D"}, {{64, 32}, {128, 16}}, make_double});
+
+struct Result {
+  int code;
+  std::string out, err;
+};
+Result run_with(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "bench");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  std::ostringstream out, err;
+  const int code = run(static_cast<int>(argv.size()), argv.data(), out, err);
+  return {code, out.str(), err.str()};
+}
+
+TEST(Bench, TableHasARowPerShape) {
+  const Result result = run_with({"--profile_once"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_NE(result.out.find("T=64 D=32"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("T=128 D=16"), std::string::npos);
+}
+
+TEST(Bench, JsonRowsCarryTheContractKeys) {
+  const Result result =
+      run_with({"double", "--shape=16x8", "--json", "--profile_once"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err, "");
+  const auto row = nlohmann::ordered_json::parse(result.out);
+  EXPECT_EQ(row.begin().key(), "schema");
+  EXPECT_EQ(row["op"], "double_fwd");
+  EXPECT_EQ(row["impl"], "tapeline");
+  EXPECT_EQ(row["shape"]["T"], 16);
+  EXPECT_EQ(row["shape"]["D"], 8);
+  EXPECT_EQ(row["verified"], true);
+  EXPECT_GT(row["us"].get<double>(), 0);
+  for (const char* key :
+       {"us_min", "tflops", "gbps", "floor_us", "x_floor", "pct_ceiling",
+        "ceiling_tflops", "ceiling_gbps", "baseline_impl", "baseline_us",
+        "x_baseline", "max_err", "rotated_bytes", "device_uuid", "driver",
+        "commit", "command"}) {
+    EXPECT_TRUE(row.contains(key)) << key;
+  }
+}
+
+TEST(Bench, TimesManyLaunches) {
+  launches = 0;
+  EXPECT_EQ(run_with({"--shape=16x8"}).code, 0);
+  EXPECT_GT(launches, 100);
+}
+
+TEST(Bench, WrongOutputIsExitCodeOne) {
+  broken = true;
+  const Result result = run_with({"--shape=16x8", "--profile_once"});
+  broken = false;
+  EXPECT_EQ(result.code, 1);
+  EXPECT_NE(result.err.find("double_fwd: the timed launch is wrong"),
+            std::string::npos);
+  EXPECT_NE(result.out.find("WRONG"), std::string::npos);
+}
+
+TEST(Bench, UsageErrorsAre64) {
+  EXPECT_EQ(run_with({"--shape=16y8"}).code, 64);
+  EXPECT_EQ(run_with({"--shape=16x8x4"}).code, 64);
+  EXPECT_EQ(run_with({"--device=tpu"}).code, 64);
+  EXPECT_EQ(run_with({"--colour"}).code, 64);
+  EXPECT_EQ(run_with({"triple"}).code, 64);
+}
+
+TEST(Bench, JoinsTheBaselineOfTheSameDeviceOnly) {
+  const Result first = run_with({"--shape=16x8", "--json", "--profile_once"});
+  const std::string device =
+      nlohmann::json::parse(first.out)["device"].get<std::string>();
+  const std::string path = testing::TempDir() + "/baseline.jsonl";
+  for (const bool same : {true, false}) {
+    std::ofstream(path)
+        << nlohmann::json{{"op", "env"}, {"device", same ? device : "another"}}
+        << "\n"
+        << R"({"op":"double_fwd","impl":"b","shape":{"T":16,"D":8},"us":50})"
+        << "\n"
+        << R"({"op":"double_fwd","impl":"a","shape":{"T":16,"D":8},"us":5})"
+        << "\n"
+        << R"({"op":"double_fwd","impl":"c","shape":{"T":9,"D":8},"us":1})"
+        << "\n";
+    const Result result = run_with(
+        {"--shape=16x8", "--json", "--profile_once", "--baseline=" + path});
+    const auto row = nlohmann::json::parse(result.out);
+    if (same) {
+      EXPECT_EQ(row["baseline_us"], 5);
+      EXPECT_EQ(row["baseline_impl"], "a");
+    } else {
+      EXPECT_TRUE(row["baseline_us"].is_null());
+    }
+  }
+  EXPECT_EQ(run_with({"--baseline=/none"}).code, 2);
+}
+
+TEST(SampledRows, HoldFirstAndLastOnce) {
+  EXPECT_EQ(sampled_rows(0), (std::vector<int64_t>{}));
+  EXPECT_EQ(sampled_rows(1), (std::vector<int64_t>{0}));
+  EXPECT_EQ(sampled_rows(3), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(sampled_rows(1000).front(), 0);
+  EXPECT_EQ(sampled_rows(1000).back(), 999);
+  EXPECT_EQ(sampled_rows(1000).size(), 8u);
+}
+
+}  // namespace
+}  // namespace tapeline::bench
