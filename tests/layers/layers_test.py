@@ -5,7 +5,7 @@
 
 A folder includes itself and what is to its left, except that models do not see
 kernels: neither by an include of their own nor through the headers that they
-include. Only tests, and what serves tests, include tests/.
+include. Only tests and benchmarks, and what serves them, include tests/.
 """
 
 import os
@@ -37,10 +37,11 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def is_test_code(path):
-    """Tests, and libraries that only tests link."""
+    """Tests, benchmarks (they check what they time), and what serves them."""
     stem = path.rsplit(".", 1)[0]
-    return (path.startswith("tests/") or "/testing/" in path or
-            stem.endswith(("_test", "_testing", "_fuzz")))
+    return (path.startswith(("tests/", "kernels/bench/")) or
+            "/testing/" in path or
+            stem.endswith(("_test", "_testing", "_bench", "_fuzz")))
 
 
 class Tree:
