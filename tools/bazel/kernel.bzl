@@ -65,8 +65,7 @@ def kernel(
         name = name,
         srcs = native.glob([name + "_cpu.cc", name + ".cu"]) + srcs,
         hdrs = native.glob([name + ".h"]) + hdrs,
-        # Loops over elements are what these files consist of.
-        copts = ["-O3"] + copts,
+        copts = copts,
         cuda_deps = cuda_deps,
         nvcc_copts = nvcc_copts,
         visibility = visibility,
@@ -117,7 +116,7 @@ def kernel(
             deps = [
                 ":" + name,
                 "//kernels:kernel",
-                "//kernels/bench",
+                "//kernels/bench:runner",
             ] + deps + bench_deps,
             alwayslink = True,
         )
