@@ -6,7 +6,11 @@
 // number of threads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <sstream>
+#include <string>
+#include <type_traits>
 
 #include "runtime/check.h"
 #include "runtime/device.h"
@@ -36,5 +40,26 @@ struct Cost {
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of one chunk of a parallel loop over rows of `elements`: about 8192
+// elements, which take longer than waking a thread does.
+constexpr int64_t rows_per_chunk(int64_t elements) {
+  return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, elements));
+}
+
+// Elements of a row lie side by side; rows may be any distance apart.
+template <class T>
+bool dense_rows(const View<T>& x) {
+  return x.rank() >= 1 && (x.strides[-1] == 1 || x.size(-1) <= 1);
+}
+
+// f32[4096, 128], for messages.
+template <class T>
+std::string describe(const View<T>& x) {
+  std::ostringstream out;
+  out << dtype_of<T>() << x.shape;
+  if (!x.contiguous()) out << " of strides " << x.strides;
+  return out.str();
+}
 
 }  // namespace tapeline
