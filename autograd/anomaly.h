@@ -1,0 +1,39 @@
+// NaN localisation: where the first non-finite value appeared.
+//
+// Off by default; while on (per thread, scoped) every recorded op's outputs and
+// every gradient it makes are checked, and the first hit is kept: op, layer
+// path, phase and element. The run goes on; the caller asks afterwards.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace tapeline {
+
+struct Anomaly {
+  std::string op;
+  std::string layer;  // layers.3.mlp
+  std::string phase;  // "forward", "backward"
+  int tensor = 0;     // output or input number
+  int64_t element = 0;
+  std::string value;  // "nan", "inf", "-inf"
+};
+std::string to_string(const Anomaly& anomaly);
+
+class AnomalyScope {
+ public:
+  AnomalyScope();
+  ~AnomalyScope();
+  AnomalyScope(const AnomalyScope&) = delete;
+  AnomalyScope& operator=(const AnomalyScope&) = delete;
+
+  const std::optional<Anomaly>& first() const { return first_; }
+
+ private:
+  friend struct AnomalyRecorder;
+  std::optional<Anomaly> first_;
+  AnomalyScope* previous_;
+};
+
+}  // namespace tapeline

@@ -1,0 +1,46 @@
+// ParameterGradients: the caller's sums of weight gradients.
+//
+// One accumulator per (parameter, use site), fp32 (f64 for f64 parameters),
+// zero on first use, added to by weight-gradient kernels (beta = 1) in reverse
+// program order of each backward. A value: several tapes may add into one, one
+// after the other; zero() keeps the memory for the next step.
+// Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "runtime/parameter.h"
+#include "runtime/tensor.h"
+
+namespace tapeline {
+
+class ParameterGradients {
+ public:
+  // What a kernel adds into.
+  const Tensor& accumulator(const Parameter& parameter, int site);
+  // The sum over sites in site order; undefined if nothing was ever added since
+  // zero(). Folds the other sites into the first, so call it once per step.
+  Tensor combined(const Parameter& parameter);
+  // Was the parameter reached by a backward since zero()?
+  bool reached(const Parameter& parameter) const;
+  // Forgets all sums; memory is kept.
+  void zero();
+
+ private:
+  struct Site {
+    int site;
+    Tensor sum;
+    bool used = false;
+  };
+  absl::flat_hash_map<const Parameter::State*, std::vector<Site>> sums_;
+};
+
+// The dtype statistics and weight gradients of `dtype` are kept in.
+constexpr DType accumulator_dtype(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+}  // namespace tapeline

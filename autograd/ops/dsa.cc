@@ -1,0 +1,183 @@
+#include <utility>
+
+#include "autograd/ops.h"
+#include "autograd/ops/op.h"
+#include "autograd/shape_rules.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/indexer/indexer.h"
+#include "kernels/indexer_loss/indexer_loss.h"
+#include "kernels/sparse_attention/sparse_attention.h"
+
+namespace tapeline {
+namespace {
+
+using internal::broadcast;
+using internal::empty_like;
+using internal::rows_or_copy;
+
+Tensor workspace(int64_t bytes) {
+  return Tensor::empty({bytes}, DType::kU8, Tag::kWorkspace);
+}
+std::byte* bytes_of(const View<uint8_t>& view) {
+  return reinterpret_cast<std::byte*>(view.data);
+}
+
+// Built by the first backward of the layers that share a selection.
+void build_inverse(InvertedSelection& inverse, const Tensor& ids_TK,
+                   int64_t keys) {
+  if (inverse.offsets_S1) return;
+  inverse.offsets_S1 = Tensor::empty({keys + 1}, DType::kI32);
+  inverse.entries = Tensor::empty({ids_TK.elements()}, DType::kI32);
+  invert_ids(launch(), read<int32_t>(ids_TK),
+             write<int32_t>(inverse.offsets_S1),
+             write<int32_t>(inverse.entries));
+}
+
+struct SparseAttentionNode : Node {
+  SavedTensor q, kv, ids, o, lse;
+  std::shared_ptr<InvertedSelection> inverse;
+  double scale = 1;
+
+  void backward_inputs(Backward& b) override {
+    const Tensor q_THD = q.unpack(), kv_SD = kv.unpack(), ids_TK = ids.unpack();
+    build_inverse(*inverse, ids_TK, kv_SD.size(0));
+    Tensor dq = empty_like(q_THD), dkv = empty_like(kv_SD);
+    dispatch_float(q_THD.dtype(), [&]<class T>() {
+      using A = Accumulator<T>;
+      const Tensor space = workspace(sparse_attention_backward_workspace<T>(
+          q_THD.size(0), q_THD.size(1), ids_TK.size(1)));
+      sparse_attention_backward<T>(
+          launch(), read<T>(b.grad()), read<T>(q_THD), read<T>(kv_SD),
+          read<int32_t>(ids_TK), read<T>(o.unpack()), read<A>(lse.unpack()),
+          read<int32_t>(inverse->offsets_S1), read<int32_t>(inverse->entries),
+          scale, write<T>(dq), write<T>(dkv),
+          bytes_of(write<uint8_t>(space).view()));
+    });
+    b.add(0, std::move(dq));
+    b.add(1, std::move(dkv));
+  }
+};
+
+struct IndexerLossNode : Node {
+  SavedTensor q, k, w, dscore, ids, row_weight;
+  std::shared_ptr<InvertedSelection> inverse;
+  double scale = 1;
+
+  void backward_inputs(Backward& b) override {
+    const Tensor q_THD = q.unpack(), k_SD = k.unpack(), w_TH = w.unpack();
+    const Tensor ids_TK = ids.unpack(), weight_T = row_weight.unpack();
+    build_inverse(*inverse, ids_TK, k_SD.size(0));
+    Tensor dq = empty_like(q_THD), dk = empty_like(k_SD), dw = empty_like(w_TH);
+    const Tensor scaled = empty_like(weight_T);
+    dispatch_float(q_THD.dtype(), [&]<class T>() {
+      using A = Accumulator<T>;
+      mul(launch(), read<A>(weight_T).view(),
+          broadcast(read<A>(b.grad()).view(), weight_T.shape()),
+          write<A>(scaled).view());
+      indexer_loss_backward<T>(
+          launch(), read<A>(dscore.unpack()), read<A>(scaled), read<T>(q_THD),
+          read<T>(k_SD), read<A>(w_TH), scale, read<int32_t>(ids_TK),
+          read<int32_t>(inverse->offsets_S1), read<int32_t>(inverse->entries),
+          write<T>(dq), write<T>(dk), write<A>(dw));
+    });
+    b.add(0, std::move(dq));
+    b.add(1, std::move(dk));
+    b.add(2, std::move(dw));
+  }
+};
+
+}  // namespace
+
+DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
+                         const Tensor& w_TH, const Sequence& sequence,
+                         double scale, int top_k) {
+  const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in);
+  const Tensor ids_TK = Tensor::empty(
+      internal::checked(shape_rules::select_keys(
+          q.shape(), k.shape(), w_TH.shape(), sequence.tokens(), top_k)),
+      DType::kI32);
+  dispatch_float(q.dtype(), [&]<class T>() {
+    const auto first = read<int32_t>(sequence.begin_T);
+    const auto last = read<int32_t>(sequence.end_T);
+    const Tensor space = workspace(
+        indexer_select_workspace<T>(q.size(0), k.size(0)));
+    indexer_select<T>(launch(), read<T>(q), read<T>(k),
+                      read<Accumulator<T>>(w_TH), {first.view(), last.view()},
+                      scale, top_k, write<int32_t>(ids_TK),
+                      bytes_of(write<uint8_t>(space).view()));
+  });
+  return {ids_TK, std::make_shared<InvertedSelection>()};
+}
+
+SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
+                                 const DsaSelection& selection, double scale,
+                                 int64_t value_dim) {
+  const Tensor q = rows_or_copy(q_in), kv = rows_or_copy(kv_in);
+  SparseAttention out{
+      Tensor::empty(internal::checked(shape_rules::sparse_attention(
+                        q.shape(), kv.shape(), selection.ids_TK.shape(),
+                        value_dim)),
+                    q.dtype()),
+      Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()))};
+  dispatch_float(q.dtype(), [&]<class T>() {
+    sparse_attention_forward<T>(launch(), read<T>(q), read<T>(kv),
+                                read<int32_t>(selection.ids_TK), scale,
+                                write<T>(out.o_THV),
+                                write<Accumulator<T>>(out.lse_TH));
+  });
+  if (auto* n = push<SparseAttentionNode>("sparse_attention", {&q_in, &kv_in},
+                                          {&out.o_THV})) {
+    CHECK(selection.inverse != nullptr)
+        << "[sparse_attention] a selection made by hand needs an inverse";
+    n->q.save(q);
+    n->kv.save(kv);
+    n->ids.save(selection.ids_TK);
+    n->o.save(out.o_THV);
+    n->lse.save(out.lse_TH);
+    n->inverse = selection.inverse;
+    n->scale = scale;
+  }
+  return out;
+}
+
+Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_TH,
+                    double index_scale, const AttentionTarget& target,
+                    const DsaSelection& selection,
+                    const Tensor& row_weight_T) {
+  const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in);
+  const Tensor& ids_TK = selection.ids_TK;
+  const DType acc = accumulator_dtype(q.dtype());
+  CHECK(q.rank() == 3 && k.rank() == 2 && ids_TK.size(0) == q.size(0) &&
+        row_weight_T.shape() == Shape{q.size(0)})
+      << "[indexer_loss] q is " << q << ", k is " << k << ", ids are "
+      << ids_TK << ", row weights are " << row_weight_T;
+  const Tensor loss_T = Tensor::empty(row_weight_T.shape(), acc);
+  const Tensor dscore_TK = Tensor::empty(ids_TK.shape(), acc);
+  Tensor loss = Tensor::empty({1}, acc);
+  dispatch_float(q.dtype(), [&]<class T>() {
+    using A = Accumulator<T>;
+    indexer_loss_forward<T>(
+        launch(), read<T>(q), read<T>(k), read<A>(w_TH), index_scale,
+        read<T>(rows_or_copy(target.q_THD)),
+        read<T>(rows_or_copy(target.kv_SD)), read<A>(target.lse_TH),
+        target.scale, read<int32_t>(ids_TK), write<A>(loss_T),
+        write<A>(dscore_TK));
+    mul(launch(), read<A>(loss_T).view(), read<A>(row_weight_T).view(),
+        write<A>(loss_T).view());
+    sum(launch(), read<A>(loss_T).view(), write<A>(loss).view());
+  });
+  if (auto* n = push<IndexerLossNode>("indexer_loss", {&q_in, &k_in, &w_TH},
+                                      {&loss})) {
+    n->q.save(q);
+    n->k.save(k);
+    n->w.save(w_TH);
+    n->dscore.save(dscore_TK);
+    n->ids.save(ids_TK);
+    n->row_weight.save(row_weight_T);
+    n->inverse = selection.inverse;
+    n->scale = index_scale;
+  }
+  return loss;
+}
+
+}  // namespace tapeline

@@ -1,0 +1,127 @@
+#include <utility>
+
+#include "autograd/ops.h"
+#include "autograd/ops/op.h"
+#include "autograd/shape_rules.h"
+#include "kernels/matmul/matmul.h"
+
+namespace tapeline {
+namespace {
+
+using internal::rows_or_copy;
+
+struct LinearNode : Node {
+  SavedTensor x_TD;
+  Tensor w_ND;
+  ParameterUse w;
+  Shape x_shape;
+
+  void backward_inputs(Backward& b) override {
+    if (!b.needs(0)) return;
+    const Tensor& dy_TN = b.grad();
+    Tensor dx_TD = Tensor::empty(x_shape, dy_TN.dtype());
+    dispatch_float(dy_TN.dtype(), [&]<class T>() {
+      matmul<T, T>(launch(), read<T>(dy_TN), read<T>(w_ND), write<T>(dx_TD));
+    });
+    b.add(0, std::move(dx_TD));
+  }
+  bool has_weights() const override { return w.trainable(); }
+  void backward_weights(Backward& b) override {
+    const Tensor& dy_TN = b.grad();
+    dispatch_float(dy_TN.dtype(), [&]<class T>() {
+      matmul<T, Accumulator<T>>(launch(), read<T>(dy_TN),
+                                read<T>(x_TD.unpack()),
+                                write<Accumulator<T>>(b.accumulator(w)),
+                                {.transpose_a = true, .accumulate = true});
+    });
+  }
+};
+
+// [heads * R, L] as its rows [begin, end) per head: [heads, end - begin, L].
+Tensor head_blocks(const Tensor& w, const HeadRows& rows) {
+  return w.view_as({rows.heads, w.size(0) / rows.heads, w.size(1)})
+      .slice(1, rows.begin, rows.end);
+}
+
+template <class T, class C>
+void matmul_heads(const Tensor& a_HMK, const Tensor& b_HKN,
+                  const Tensor& c_HMN, const MatmulOptions& options = {}) {
+  matmul<T, C>(launch(), read<T>(a_HMK), read<T>(b_HKN), write<C>(c_HMN),
+               options);
+}
+
+struct HeadLinearNode : Node {
+  SavedTensor x_THA;
+  Tensor w_value;
+  ParameterUse w;
+  HeadRows rows;
+  Shape x_shape;
+
+  bool forward() const {
+    return rows.direction == HeadRows::Direction::kForward;
+  }
+  void backward_inputs(Backward& b) override {
+    if (!b.needs(0)) return;
+    const Tensor& dy = b.grad();
+    Tensor dx = Tensor::empty(x_shape, dy.dtype());
+    dispatch_float(dy.dtype(), [&]<class T>() {
+      matmul_heads<T, T>(dy.transpose(0, 1), head_blocks(w_value, rows),
+                         dx.transpose(0, 1), {.transpose_b = !forward()});
+    });
+    b.add(0, std::move(dx));
+  }
+  bool has_weights() const override { return w.trainable(); }
+  void backward_weights(Backward& b) override {
+    const Tensor dy_H = b.grad().transpose(0, 1);
+    const Tensor x_H = x_THA.unpack().transpose(0, 1);
+    const Tensor dw = head_blocks(b.accumulator(w), rows);
+    dispatch_float(b.grad().dtype(), [&]<class T>() {
+      matmul_heads<T, Accumulator<T>>(
+          forward() ? dy_H : x_H, forward() ? x_H : dy_H, dw,
+          {.transpose_a = true, .accumulate = true});
+    });
+  }
+};
+
+}  // namespace
+
+Tensor linear(const Tensor& x_in, const Parameter& w_ND) {
+  const Tensor& w = w_ND.value();
+  Tensor y_TN = Tensor::empty(
+      internal::checked(shape_rules::linear(x_in.shape(), w.shape())),
+      x_in.dtype());
+  const Tensor x_TD = rows_or_copy(x_in);
+  dispatch_float(x_TD.dtype(), [&]<class T>() {
+    matmul<T, T>(launch(), read<T>(x_TD), read<T>(w), write<T>(y_TN),
+                 {.transpose_b = true});
+  });
+  if (auto* n = push<LinearNode>("linear", {&x_in}, {&y_TN}, {&w_ND})) {
+    n->w = ParameterUse(w_ND);
+    n->w_ND = w;
+    n->x_shape = x_in.shape();
+    if (n->w.trainable()) n->x_TD.save(x_TD);
+  }
+  return y_TN;
+}
+
+Tensor head_linear(const Tensor& x_in, const Parameter& w, HeadRows rows) {
+  Tensor y = Tensor::empty(internal::checked(shape_rules::head_linear(
+                               x_in.shape(), w.value().shape(), rows)),
+                           x_in.dtype());
+  const Tensor x = rows_or_copy(x_in);
+  const bool forward = rows.direction == HeadRows::Direction::kForward;
+  dispatch_float(x.dtype(), [&]<class T>() {
+    matmul_heads<T, T>(x.transpose(0, 1), head_blocks(w.value(), rows),
+                       y.transpose(0, 1), {.transpose_b = forward});
+  });
+  if (auto* n = push<HeadLinearNode>("head_linear", {&x_in}, {&y}, {&w})) {
+    n->w = ParameterUse(w);
+    n->w_value = w.value();
+    n->rows = rows;
+    n->x_shape = x_in.shape();
+    if (n->w.trainable()) n->x_THA.save(x);
+  }
+  return y;
+}
+
+}  // namespace tapeline

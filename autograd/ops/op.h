@@ -1,0 +1,54 @@
+// Shared by the op files: element access, shape checks and output allocation.
+#pragma once
+
+#include "autograd/gradients.h"
+#include "autograd/tape.h"
+#include "kernels/kernel.h"
+#include "runtime/access.h"
+#include "runtime/status.h"
+#include "runtime/tensor.h"
+
+namespace tapeline::internal {
+
+inline Tensor empty_like(const Tensor& x) {
+  return Tensor::empty(x.shape(), x.dtype());
+}
+
+inline Shape with_last(Shape shape, int64_t last) {
+  shape[-1] = last;
+  return shape;
+}
+
+// Rows of the last dimension: [.., D] as [N, D]. Kernels on rows accept any row
+// stride, so only a tensor of rank over 2 has to be contiguous.
+inline Tensor as_rows(const Tensor& x) {
+  if (x.rank() == 2) return x;
+  CHECK_GE(x.rank(), 1);
+  const int64_t d = x.size(-1);
+  return x.view_as({d == 0 ? 0 : x.elements() / d, d});
+}
+
+inline bool unit_last_stride(const Tensor& x) {
+  return x.rank() == 0 || x.size(-1) <= 1 || x.strides()[-1] == 1;
+}
+
+// Most kernels want contiguous rows; views made by transposing are copied.
+inline Tensor rows_or_copy(const Tensor& x) {
+  return unit_last_stride(x) ? x : x.clone();
+}
+
+// A shape rule's result, or the program's end with its message.
+inline Shape checked(const absl::StatusOr<Shape>& shape) {
+  CHECK_OK(shape.status());
+  return *shape;
+}
+
+// One number seen as every element of `shape`.
+template <class T>
+View<const T> broadcast(const View<const T>& scalar, const Shape& shape) {
+  Shape strides = shape;
+  for (int i = 0; i < strides.rank(); ++i) strides[i] = 0;
+  return {scalar.data, shape, strides};
+}
+
+}  // namespace tapeline::internal

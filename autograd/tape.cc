@@ -1,0 +1,330 @@
+#include "autograd/tape.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <ostream>
+
+#include "absl/container/flat_hash_map.h"
+#include "autograd/anomaly_recorder.h"
+#include "autograd/tape_state.h"
+#include "kernels/elementwise/elementwise.h"
+#include "runtime/access.h"
+
+namespace tapeline {
+namespace {
+
+constexpr size_t kChunkBytes = 1 << 16;
+
+thread_local Tape::State* current = nullptr;
+std::atomic<uint64_t> next_tape_id{1};
+std::atomic<int64_t> node_count{0};
+
+// Names of live tapes, for the message about a tensor of another one.
+struct LiveTapes {
+  std::mutex mutex;
+  absl::flat_hash_map<uint64_t, std::string> names;
+};
+LiveTapes& live_tapes() {
+  static LiveTapes& live = *new LiveTapes;
+  return live;
+}
+std::string tape_name(uint64_t id) {
+  LiveTapes& live = live_tapes();
+  std::lock_guard lock(live.mutex);
+  auto found = live.names.find(id);
+  return found == live.names.end() ? "a finished tape" : found->second;
+}
+
+// The slot of an input on this tape; 0 if it wants no gradient.
+uint32_t slot_on(const Tape::State& tape, const Tensor& x) {
+  if (!x.requires_grad) return 0;
+  CHECK_EQ(x.tape, tape.id)
+      << "a tensor of tape '" << tape_name(x.tape) << "' is used on tape '"
+      << tape.name << "': " << x << "; detach() it or mark it with input()";
+  return x.slot;
+}
+
+Tensor contiguous(Tensor t) { return t && !t.contiguous() ? t.clone() : t; }
+
+// Adds into a slot, rounding after the addition; takes the tensor over when it
+// is the only one.
+void add_to_slot(Tensor& slot, Tensor gradient) {
+  if (!slot) {
+    slot = gradient.detach();
+    return;
+  }
+  CHECK(slot.shape() == gradient.shape() && slot.dtype() == gradient.dtype())
+      << "gradients of one tensor differ: " << slot << " and " << gradient;
+  dispatch_float(slot.dtype(), [&]<class T>() {
+    if (slot.storage().unique() && slot.contiguous()) {
+      accumulate(launch(), read<T>(gradient).view(), write<T>(slot).view());
+      return;
+    }
+    Tensor sum = Tensor::empty(slot.shape(), slot.dtype());
+    add(launch(), read<T>(slot).view(), read<T>(gradient).view(),
+        write<T>(sum).view());
+    slot = std::move(sum);
+  });
+}
+
+}  // namespace
+
+int64_t live_nodes() { return node_count.load(); }
+
+std::byte* Tape::State::allocate(size_t bytes) {
+  bytes = (bytes + 15) / 16 * 16;
+  if (used + bytes > capacity) {
+    capacity = std::max(kChunkBytes, bytes);
+    chunks.push_back(std::make_unique_for_overwrite<std::byte[]>(capacity));
+    used = 0;
+  }
+  std::byte* at = chunks.back().get() + used;
+  used += bytes;
+  return at;
+}
+
+void Tape::State::free_node(size_t index) {
+  if (nodes[index] == nullptr) return;
+  std::exchange(nodes[index], nullptr)->~Node();
+  node_count.fetch_sub(1, std::memory_order_relaxed);
+}
+
+Tape::State::~State() {
+  for (size_t i = nodes.size(); i-- > 0;) free_node(i);
+  LiveTapes& live = live_tapes();
+  std::lock_guard lock(live.mutex);
+  live.names.erase(id);
+}
+
+Tape::Tape(std::string name) : state_(std::make_unique<State>()) {
+  state_->id = next_tape_id.fetch_add(1);
+  state_->name = std::move(name);
+  LiveTapes& live = live_tapes();
+  std::lock_guard lock(live.mutex);
+  live.names[state_->id] = state_->name;
+}
+Tape::~Tape() = default;
+Tape::Tape(Tape&&) noexcept = default;
+Tape& Tape::operator=(Tape&&) noexcept = default;
+
+const std::string& Tape::name() const { return state_->name; }
+uint64_t Tape::id() const { return state_->id; }
+int64_t Tape::nodes() const {
+  return static_cast<int64_t>(state_->nodes.size()) -
+         std::count(state_->nodes.begin(), state_->nodes.end(), nullptr);
+}
+
+Tensor Tape::input(const Tensor& x) {
+  CHECK(is_float(x.dtype())) << "[input] no gradient exists for " << x;
+  Tensor handle = x.detach();
+  handle.requires_grad = true;
+  handle.tape = state_->id;
+  handle.slot = state_->next_slot++;
+  state_->input_slots.push_back(handle.slot);
+  return handle;
+}
+
+RecordScope::RecordScope(Tape& tape) : previous_(current) {
+  CHECK(!tape.state()->consumed)
+      << "tape '" << tape.name() << "' was already run backward";
+  current = tape.state();
+}
+RecordScope::~RecordScope() { current = previous_; }
+
+namespace internal {
+
+Tape::State* current_tape() { return current; }
+
+void retain_hooks(const std::shared_ptr<SavedTensorHooks>& hooks) {
+  CHECK(current != nullptr) << "saved tensors belong to a tape";
+  auto& kept = current->hooks;
+  // The same few hooks come again and again; the newest is the likeliest.
+  for (size_t i = kept.size(); i-- > 0;) {
+    if (kept[i] == hooks) return;
+  }
+  kept.push_back(hooks);
+}
+
+void count_saved(int64_t bytes) {
+  if (current == nullptr || current->nodes.empty()) return;
+  current->nodes.back()->saved_bytes +=
+      static_cast<uint32_t>((bytes + 1023) / 1024);
+}
+
+Recording begin(const char* name, std::span<const Tensor* const> inputs,
+                std::span<const Parameter* const> parameters,
+                std::span<Tensor* const> outputs) {
+  if (anomaly_on()) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      check_finite(name, layer_scope(), "forward", static_cast<int>(i),
+                   *outputs[i]);
+    }
+  }
+  const GradMode mode = grad_mode();
+  if (mode == GradMode::kOff || (mode == GradMode::kOn && current == nullptr)) {
+    return Recording::kNo;
+  }
+  bool wanted = false;
+  for (const Tensor* input : inputs) wanted |= input->requires_grad;
+  for (const Parameter* p : parameters) wanted |= p->trainable();
+  if (!wanted) return Recording::kNo;
+  for (Tensor* output : outputs) {
+    output->requires_grad = is_float(output->dtype());
+  }
+  return mode == GradMode::kShadow ? Recording::kShadow : Recording::kYes;
+}
+
+void* allocate_node(size_t bytes) { return current->allocate(bytes); }
+
+void finish(Node* node, const char* name, std::span<const Tensor* const> inputs,
+            std::span<Tensor* const> outputs) {
+  Tape::State& tape = *current;
+  const size_t input_count = inputs.size(), output_count = outputs.size();
+  node_count.fetch_add(1, std::memory_order_relaxed);
+  node->name = name;
+  node->scope = layer_scope();
+  node->inputs = static_cast<uint16_t>(input_count);
+  node->outputs = static_cast<uint16_t>(output_count);
+  node->slots = reinterpret_cast<uint32_t*>(
+      tape.allocate((input_count + output_count) * sizeof(uint32_t)));
+  for (size_t i = 0; i < input_count; ++i) {
+    node->slots[i] = slot_on(tape, *inputs[i]);
+  }
+  for (size_t i = 0; i < output_count; ++i) {
+    Tensor& output = *outputs[i];
+    const uint32_t slot = output.requires_grad ? tape.next_slot++ : 0;
+    output.tape = tape.id;
+    output.slot = slot;
+    node->slots[input_count + i] = slot;
+  }
+  if (output_count > 0) node->output_shape = outputs[0]->shape();
+  tape.nodes.push_back(node);
+}
+
+}  // namespace internal
+
+void Backward::add(int input, Tensor gradient) {
+  const uint32_t slot = node_.slots[input];
+  if (slot == 0) return;
+  if (internal::anomaly_on()) {
+    internal::check_finite(node_.name, node_.scope, "backward", input,
+                           gradient);
+  }
+  add_to_slot(tape_.slots[slot], std::move(gradient));
+}
+
+namespace {
+
+// Takes the gradients of a node's outputs out of their slots; false if none
+// flowed, so the node has nothing to do.
+bool take_output_grads(Tape::State& tape, const Node& node,
+                       std::vector<Tensor>& grads) {
+  grads.resize(node.outputs);
+  bool any = false;
+  for (int i = 0; i < node.outputs; ++i) {
+    const uint32_t slot = node.slots[node.inputs + i];
+    grads[i] = slot == 0 ? Tensor()
+                         : contiguous(std::exchange(tape.slots[slot], {}));
+    any |= static_cast<bool>(grads[i]);
+  }
+  return any;
+}
+
+enum class Parts { kBoth, kInputs };
+
+std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
+                          ParameterGradients& parameters, Parts parts,
+                          Retain retain) {
+  CHECK(!tape.consumed) << "tape '" << tape.name
+                        << "' was already run backward; keep it with "
+                           "Retain::kYes";
+  CHECK(!tape.running) << "tape '" << tape.name << "' is running backward";
+  tape.running = true;
+  GradModeScope off(GradMode::kOff);
+  tape.slots.assign(tape.next_slot, Tensor());
+  for (const Seed& seed : seeds) {
+    CHECK(seed.output.requires_grad)
+        << "backward from " << seed.output << ", which requires no gradient";
+    add_to_slot(tape.slots[slot_on(tape, seed.output)], seed.grad);
+  }
+  if (parts == Parts::kInputs) tape.weight_stash.resize(tape.nodes.size());
+  std::vector<Tensor> grads;
+  for (size_t i = tape.nodes.size(); i-- > 0;) {
+    Node& node = *tape.nodes[i];
+    const bool reached = take_output_grads(tape, node, grads);
+    bool keep = retain == Retain::kYes;
+    if (reached) {
+      Backward b(tape, node, parameters, grads.data(), retain);
+      node.backward_inputs(b);
+      if (node.has_weights()) {
+        if (parts == Parts::kBoth) {
+          node.backward_weights(b);
+        } else {
+          tape.weight_stash[i] = std::move(grads);
+          keep = true;
+        }
+      }
+    }
+    if (!keep) tape.free_node(i);
+    grads.clear();
+  }
+  std::vector<Tensor> inputs;
+  for (uint32_t slot : tape.input_slots) {
+    inputs.push_back(contiguous(std::exchange(tape.slots[slot], {})));
+  }
+  tape.slots.clear();
+  tape.running = false;
+  tape.consumed = retain == Retain::kNo;
+  return inputs;
+}
+
+Tensor ones_like(const Tensor& loss) {
+  CHECK_EQ(loss.elements(), 1) << "a loss is one number, got " << loss << "; ";
+  return Tensor::full(loss.shape(), loss.dtype(), 1.0);
+}
+
+}  // namespace
+
+std::vector<Tensor> Tape::backward(const std::vector<Seed>& seeds,
+                                   ParameterGradients& grads, Retain retain) {
+  return sweep(*state_, seeds, grads, Parts::kBoth, retain);
+}
+
+std::vector<Tensor> Tape::backward(const Tensor& loss,
+                                   ParameterGradients& grads, Retain retain) {
+  return backward({{loss, ones_like(loss)}}, grads, retain);
+}
+
+std::vector<Tensor> Tape::backward_inputs(const std::vector<Seed>& seeds,
+                                          ParameterGradients& grads) {
+  return sweep(*state_, seeds, grads, Parts::kInputs, Retain::kNo);
+}
+
+void Tape::backward_weights(ParameterGradients& grads) {
+  State& tape = *state_;
+  CHECK(!tape.weight_stash.empty() || tape.nodes.empty())
+      << "backward_weights of tape '" << tape.name
+      << "' before its backward_inputs";
+  GradModeScope off(GradMode::kOff);
+  for (size_t i = tape.weight_stash.size(); i-- > 0;) {
+    if (tape.weight_stash[i].empty()) continue;
+    Node& node = *tape.nodes[i];
+    Backward b(tape, node, grads, tape.weight_stash[i].data(), Retain::kNo);
+    node.backward_weights(b);
+    tape.weight_stash[i].clear();
+    tape.free_node(i);
+  }
+  tape.weight_stash.clear();
+}
+
+void Tape::print(std::ostream& out) const {
+  for (size_t i = 0; i < state_->nodes.size(); ++i) {
+    const Node* node = state_->nodes[i];
+    if (node == nullptr) continue;
+    out << i << "  " << node->name << "  " << layer_path(node->scope) << "  "
+        << node->output_shape << "  saved " << node->saved_bytes << " KiB\n";
+  }
+}
+
+}  // namespace tapeline

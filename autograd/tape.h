@@ -1,0 +1,223 @@
+// Tape: the ops of one forward pass in program order, and the way back.
+//
+//   auto [loss, tape] = record([&] { return model.loss(batch, context); });
+//   tape.backward(loss, grads);
+//
+// A tape is a plain list of nodes, one tape per micro-batch in flight. Backward
+// is one reverse sweep over gradient slots: no recursion, no dependency count,
+// no threads. An activation gradient has its activation's dtype, is rounded
+// after each addition, and is released as soon as its node has consumed it; a
+// node and what it saved are freed right after, unless Retain::kYes.
+//
+// Every node has two parts. I (backward_inputs) makes gradients of its inputs,
+// W (backward_weights) adds to the gradients of its parameters. backward() runs
+// I then W node by node; backward_inputs() runs all I parts and keeps what W
+// needs; backward_weights() runs the W parts later. Both ways add in the same
+// order, so they give the same bits.
+//
+// A tensor's handle carries its tape and slot. Using a tensor of another tape
+// in an op that records is a CHECK with both names: detach() it or mark it with
+// input(). A tape is used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "autograd/gradients.h"
+#include "autograd/mode.h"
+#include "autograd/saved_tensor.h"
+#include "runtime/parameter.h"
+#include "runtime/tensor.h"
+
+namespace tapeline {
+
+class Backward;
+
+// One recorded op. Concrete nodes add what they saved.
+class Node {
+ public:
+  virtual ~Node() = default;
+  // I: reads b.grad(output), calls b.add(input, gradient).
+  virtual void backward_inputs(Backward& b) = 0;
+  // W: reads b.grad(output), adds into b.accumulator(use).
+  virtual void backward_weights(Backward&) {}
+  virtual bool has_weights() const { return false; }
+
+  const char* name = "";
+  uint32_t scope = 0;        // layer_path(scope)
+  uint32_t saved_bytes = 0;  // by SavedTensor::save, in KiB rounded up
+  // Slots of inputs, then of outputs; 0: no gradient wanted.
+  uint32_t* slots = nullptr;
+  uint16_t inputs = 0, outputs = 0;
+  Shape output_shape;  // of output 0, for printing
+};
+
+// A trainable parameter as used by a node: undefined if frozen.
+struct ParameterUse {
+  Parameter parameter;
+  int site = 0;
+  ParameterUse() = default;
+  explicit ParameterUse(const Parameter& p) : site(use_site()) {
+    if (p.trainable()) parameter = p;
+  }
+  bool trainable() const { return parameter.defined(); }
+};
+
+enum class Retain : bool { kNo, kYes };
+
+// The gradients of a scalar (or of several outputs) that start a backward.
+struct Seed {
+  Tensor output;
+  Tensor grad;
+};
+
+class Tape {
+ public:
+  explicit Tape(std::string name = "tape");
+  ~Tape();
+  Tape(Tape&&) noexcept;
+  Tape& operator=(Tape&&) noexcept;
+
+  // A handle on x whose gradient backward returns: stage inputs, gradcheck.
+  Tensor input(const Tensor& x);
+
+  // Gradients of the inputs, in order of input(); undefined where none flowed.
+  std::vector<Tensor> backward(const std::vector<Seed>& seeds,
+                               ParameterGradients& grads,
+                               Retain retain = Retain::kNo);
+  // Seeds a scalar loss with 1.
+  std::vector<Tensor> backward(const Tensor& loss, ParameterGradients& grads,
+                               Retain retain = Retain::kNo);
+  std::vector<Tensor> backward_inputs(const std::vector<Seed>& seeds,
+                                      ParameterGradients& grads);
+  void backward_weights(ParameterGradients& grads);
+
+  const std::string& name() const;
+  uint64_t id() const;
+  int64_t nodes() const;
+  // One line per node: op, layer, output shape, saved KiB.
+  void print(std::ostream& out) const;
+
+  struct State;
+  State* state() const { return state_.get(); }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// Makes `tape` current on this thread; recording is on inside.
+class RecordScope {
+ public:
+  explicit RecordScope(Tape& tape);
+  ~RecordScope();
+  RecordScope(const RecordScope&) = delete;
+  RecordScope& operator=(const RecordScope&) = delete;
+
+ private:
+  Tape::State* previous_;
+  GradModeScope mode_{GradMode::kOn};
+};
+
+template <class F>
+auto record(Tape& tape, F&& f) {
+  RecordScope scope(tape);
+  return f();
+}
+
+template <class T>
+struct Recorded {
+  T value;
+  Tape tape;
+};
+
+// Runs f on a new tape.
+template <class F>
+auto record(F&& f) -> Recorded<std::invoke_result_t<F>> {
+  Tape tape;
+  auto value = record(tape, std::forward<F>(f));
+  return {std::move(value), std::move(tape)};
+}
+
+// What a node sees during backward.
+class Backward {
+ public:
+  Backward(Tape::State& tape, Node& node, ParameterGradients& grads,
+           const Tensor* output_grads, Retain retain)
+      : tape_(tape),
+        node_(node),
+        grads_(grads),
+        output_grads_(output_grads),
+        retain_(retain) {}
+
+  // Contiguous; undefined if nothing flowed into that output.
+  const Tensor& grad(int output = 0) const { return output_grads_[output]; }
+  bool needs(int input) const { return node_.slots[input] != 0; }
+  // Will this node run again? Then it must not overwrite what it saved.
+  bool retained() const { return retain_ == Retain::kYes; }
+  // Gives a gradient to an input that needs it (else does nothing).
+  void add(int input, Tensor gradient);
+  // What the W part adds into.
+  const Tensor& accumulator(const ParameterUse& use) {
+    return grads_.accumulator(use.parameter, use.site);
+  }
+  ParameterGradients& parameter_gradients() { return grads_; }
+
+ private:
+  Tape::State& tape_;
+  Node& node_;
+  ParameterGradients& grads_;
+  const Tensor* output_grads_;
+  Retain retain_;
+};
+
+namespace internal {
+
+enum class Recording : uint8_t { kNo, kShadow, kYes };
+
+// Decides whether an op is recorded and marks outputs accordingly; in anomaly
+// mode reports the first non-finite output.
+Recording begin(const char* name, std::span<const Tensor* const> inputs,
+                std::span<const Parameter* const> parameters,
+                std::span<Tensor* const> outputs);
+void* allocate_node(size_t bytes);
+void finish(Node* node, const char* name, std::span<const Tensor* const> inputs,
+            std::span<Tensor* const> outputs);
+
+}  // namespace internal
+
+// Records an op: returns its node to fill in, or null if nothing is recorded.
+// Outputs must be fresh handles; those with an integer dtype never require
+// grad. Call it after the kernels have run, before the outputs are returned.
+template <class N>
+N* push_many(const char* name, std::span<const Tensor* const> inputs,
+             std::span<Tensor* const> outputs,
+             std::span<const Parameter* const> parameters = {}) {
+  if (internal::begin(name, inputs, parameters, outputs) !=
+      internal::Recording::kYes) {
+    return nullptr;
+  }
+  N* node = new (internal::allocate_node(sizeof(N))) N;
+  internal::finish(node, name, inputs, outputs);
+  return node;
+}
+template <class N>
+N* push(const char* name, std::initializer_list<const Tensor*> inputs,
+        std::initializer_list<Tensor*> outputs,
+        std::initializer_list<const Parameter*> parameters = {}) {
+  return push_many<N>(name, {inputs.begin(), inputs.size()},
+                      {outputs.begin(), outputs.size()},
+                      {parameters.begin(), parameters.size()});
+}
+
+// Nodes alive in the process, for leak tests.
+int64_t live_nodes();
+
+}  // namespace tapeline

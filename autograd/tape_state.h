@@ -1,0 +1,41 @@
+// The inside of a Tape, for the files of this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/tape.h"
+
+namespace tapeline {
+
+struct Tape::State {
+  std::string name;
+  uint64_t id = 0;
+  std::vector<std::unique_ptr<std::byte[]>> chunks;  // nodes live in here
+  size_t used = 0, capacity = 0;                     // of the last chunk
+  std::vector<Node*> nodes;                          // null once freed
+  uint32_t next_slot = 1;
+  std::vector<uint32_t> input_slots;
+  std::vector<Tensor> slots;  // gradients, while a backward runs
+  // Output gradients that W parts still need, per node (backward_inputs only).
+  std::vector<std::vector<Tensor>> weight_stash;
+  std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
+  bool consumed = false, running = false;
+
+  ~State();
+  std::byte* allocate(size_t bytes);
+  void free_node(size_t index);
+};
+
+namespace internal {
+
+Tape::State* current_tape();
+// Keeps hooks alive as long as the current tape.
+void retain_hooks(const std::shared_ptr<SavedTensorHooks>& hooks);
+// Adds to the saved bytes of the node recorded last.
+void count_saved(int64_t bytes);
+
+}  // namespace internal
+}  // namespace tapeline

@@ -1,0 +1,173 @@
+#include "models/config_reader.h"
+
+#include "absl/strings/str_cat.h"
+#include "runtime/status.h"
+
+namespace tapeline {
+
+absl::Status ConfigReader::error(const std::string& what) const {
+  return absl::InvalidArgumentError(absl::StrCat("model config: ", what));
+}
+
+const Json* ConfigReader::find(const char* key) const {
+  const Json* value = json_.find(key);
+  return value == nullptr || value->is_null() ? nullptr : value;
+}
+
+absl::StatusOr<int64_t> ConfigReader::integer(const char* key,
+                                              int64_t fallback,
+                                              int64_t least) const {
+  const Json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_integer()) {
+    return error(absl::StrCat(key, " is ", value->dump(), ", not an integer"));
+  }
+  if (value->integer() < least) {
+    return error(absl::StrCat(key, " is ", value->integer(),
+                              ", the least allowed is ", least));
+  }
+  return value->integer();
+}
+
+absl::StatusOr<int64_t> ConfigReader::aliased(
+    std::initializer_list<const char*> keys, int64_t fallback,
+    int64_t least) const {
+  const char* first = nullptr;
+  int64_t found = fallback;
+  for (const char* key : keys) {
+    if (find(key) == nullptr) continue;
+    ASSIGN_OR_RETURN(const int64_t value, integer(key, fallback, least));
+    if (first != nullptr && value != found) {
+      return error(absl::StrCat(first, " is ", found, ", but ", key, " is ",
+                                value, "; they are one thing"));
+    }
+    if (first == nullptr) first = key;
+    found = value;
+  }
+  return found;
+}
+
+absl::StatusOr<double> ConfigReader::number(const char* key,
+                                            double fallback) const {
+  const Json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_number()) {
+    return error(absl::StrCat(key, " is ", value->dump(), ", not a number"));
+  }
+  return value->number();
+}
+
+absl::StatusOr<bool> ConfigReader::boolean(const char* key,
+                                           bool fallback) const {
+  const Json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) {
+    return error(
+        absl::StrCat(key, " is ", value->dump(), ", not true or false"));
+  }
+  return value->boolean();
+}
+
+absl::StatusOr<std::string> ConfigReader::string(
+    const char* key, const std::string& fallback) const {
+  const Json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_string()) {
+    return error(absl::StrCat(key, " is ", value->dump(), ", not a string"));
+  }
+  return value->string();
+}
+
+absl::StatusOr<std::vector<std::string>> ConfigReader::strings(
+    const char* key) const {
+  std::vector<std::string> out;
+  const Json* value = find(key);
+  if (value == nullptr) return out;
+  if (!value->is_array()) {
+    return error(absl::StrCat(key, " is ", value->dump(), ", not a list"));
+  }
+  for (const Json& item : value->array()) {
+    if (!item.is_string()) {
+      return error(absl::StrCat(key, " holds ", item.dump(), ", not a string"));
+    }
+    out.push_back(item.string());
+  }
+  return out;
+}
+
+absl::StatusOr<std::vector<int64_t>> ConfigReader::integers(
+    const char* key) const {
+  std::vector<int64_t> out;
+  const Json* value = find(key);
+  if (value == nullptr) return out;
+  if (value->is_integer()) return std::vector<int64_t>{value->integer()};
+  if (!value->is_array()) {
+    return error(absl::StrCat(key, " is ", value->dump(),
+                              ", not an integer or a list of them"));
+  }
+  for (const Json& item : value->array()) {
+    if (!item.is_integer()) {
+      return error(
+          absl::StrCat(key, " holds ", item.dump(), ", not an integer"));
+    }
+    out.push_back(item.integer());
+  }
+  return out;
+}
+
+absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
+  RopeConfig rope;
+  rope.dim = dim;
+  ASSIGN_OR_RETURN(rope.theta, number("rope_theta", rope.theta));
+  const Json* object = find("rope_parameters");
+  if (object == nullptr) object = find("rope_scaling");
+  if (object == nullptr) return rope;
+  if (!object->is_object()) {
+    return error(absl::StrCat("rope_parameters is ", object->dump(),
+                              ", not an object"));
+  }
+  const ConfigReader r(*object);
+  ASSIGN_OR_RETURN(const double theta, r.number("rope_theta", rope.theta));
+  if (find("rope_theta") != nullptr && theta != rope.theta) {
+    return error(absl::StrCat("rope_theta is ", rope.theta,
+                              ", but rope_parameters.rope_theta is ", theta));
+  }
+  rope.theta = theta;
+  if (!(rope.theta > 0)) {
+    return error(absl::StrCat("rope_theta is ", rope.theta,
+                              ", it must be positive"));
+  }
+  ASSIGN_OR_RETURN(const std::string old_type, r.string("type", "default"));
+  ASSIGN_OR_RETURN(const std::string type, r.string("rope_type", old_type));
+  if (type == "default") return rope;
+  ASSIGN_OR_RETURN(rope.factor, r.number("factor", 1));
+  ASSIGN_OR_RETURN(rope.original_max_position,
+                   r.integer("original_max_position_embeddings", 0, 0));
+  if (type == "llama3") {
+    rope.scaling = RopeConfig::Scaling::kLlama3;
+    ASSIGN_OR_RETURN(rope.low_freq_factor, r.number("low_freq_factor", 1));
+    ASSIGN_OR_RETURN(rope.high_freq_factor, r.number("high_freq_factor", 4));
+    return rope;
+  }
+  if (type == "yarn") {
+    rope.scaling = RopeConfig::Scaling::kYarn;
+    ASSIGN_OR_RETURN(rope.beta_fast, r.number("beta_fast", 32));
+    ASSIGN_OR_RETURN(rope.beta_slow, r.number("beta_slow", 1));
+    return rope;
+  }
+  return error(absl::StrCat("rope_type is '", type,
+                            "'; known are default, llama3 and yarn"));
+}
+
+absl::Status ConfigReader::refuse_true(
+    std::initializer_list<const char*> keys) const {
+  for (const char* key : keys) {
+    ASSIGN_OR_RETURN(const bool value, boolean(key, false));
+    if (value) {
+      return error(absl::StrCat(key, " is true, which is not supported"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tapeline

@@ -1,0 +1,177 @@
+#include "models/weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "runtime/access.h"
+#include "runtime/random.h"
+#include "runtime/status.h"
+
+namespace tapeline {
+
+void NameTable::add(std::string path_prefix, std::string name_prefix,
+                    const std::vector<NameRule>& rules) {
+  for (const NameRule& rule : rules) {
+    std::vector<std::string> names;
+    for (std::string_view name : rule.names) {
+      names.push_back(name_prefix + std::string(name));
+    }
+    entries_.emplace_back(path_prefix + std::string(rule.path),
+                          std::move(names));
+  }
+}
+
+std::vector<std::string> NameTable::find(const std::string& path) const {
+  for (const auto& [known, names] : entries_) {
+    if (known == path) return names;
+  }
+  CHECK(false) << "no file name is known for " << path;
+  return {};
+}
+
+Tensor NamedTensor::block(const Tensor& of) const {
+  return of.view_as({of.elements()})
+      .slice(0, offset, offset + elements())
+      .view_as(shape);
+}
+
+namespace internal {
+
+void append_named(const std::string& path,
+                  const std::vector<std::string>& names, const Shape& shape,
+                  Parameter* parameter, Buffer* buffer,
+                  std::vector<NamedTensor>& out) {
+  const bool experts = names[0].find("{e}") != std::string::npos;
+  const int64_t count = experts ? shape[0] : 1;
+  Shape one;
+  for (int d = experts ? 1 : 0; d < shape.rank(); ++d) one.push_back(shape[d]);
+  const auto parts = static_cast<int64_t>(names.size());
+  CHECK_EQ(one[0] % parts, 0) << path << " " << shape;
+  one[0] /= parts;
+  int64_t offset = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    for (const std::string& name : names) {
+      out.push_back(
+          {absl::StrReplaceAll(name, {{"{e}", absl::StrCat(e)}}), one, offset,
+           parameter, buffer});
+      offset += one.elements();
+    }
+  }
+}
+
+}  // namespace internal
+
+namespace {
+
+// Makes the owner's memory once, however many blocks it has.
+void allocate(const NamedTensor& t, DType dtype) {
+  if (t.parameter != nullptr && !t.parameter->defined()) {
+    t.parameter->set_value(
+        t.name, Tensor::empty(t.parameter->shape, dtype, Tag::kParameter));
+  }
+  if (t.buffer != nullptr && !t.buffer->defined()) {
+    t.buffer->set_value(
+        Tensor::full(t.buffer->shape, DType::kF32, t.buffer->fill,
+                     Tag::kParameter));
+  }
+}
+
+template <class T>
+void convert(const std::vector<float>& from, const Tensor& to) {
+  const auto out = write<T>(to);
+  for (size_t i = 0; i < from.size(); ++i) {
+    out.view().data[i] = static_cast<T>(from[i]);
+  }
+}
+
+void assign(const std::vector<float>& values, const Tensor& to) {
+  dispatch_float(to.dtype(), [&]<class T>() { convert<T>(values, to); });
+}
+
+absl::Status check_finite(const NamedTensor& t, const Tensor& value) {
+  return dispatch_float(value.dtype(), [&]<class T>() -> absl::Status {
+    const auto in = read<T>(value);
+    for (int64_t i = 0; i < value.elements(); ++i) {
+      const double x = static_cast<double>(in.view().data[i]);
+      if (std::isfinite(x)) continue;
+      return absl::DataLossError(absl::StrCat(
+          "tensor ", t.name, " element ", i, " is ", x,
+          "; the file is damaged or was saved from a diverged run"));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+
+void initialize(const std::vector<NamedTensor>& tensors, DType dtype,
+                uint64_t seed, double normal_std) {
+  for (const NamedTensor& t : tensors) {
+    allocate(t, dtype);
+    if (t.parameter == nullptr) continue;
+    const Initializer& init = t.parameter->initializer;
+    std::vector<float> values(static_cast<size_t>(t.elements()),
+                              static_cast<float>(init.value));
+    if (init.kind == Initializer::Kind::kNormal) {
+      const double std = normal_std < 0 ? init.value : normal_std;
+      fill_normal(view_of(values, {t.elements()}), static_cast<float>(std),
+                  seed, t.name);
+    }
+    assign(values, t.value());
+  }
+}
+
+absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
+                  const SafetensorsReader& reader) {
+  for (const NamedTensor& t : tensors) {
+    if (reader.find(t.name) == nullptr) {
+      return absl::NotFoundError(absl::StrCat(
+          "tensor ", t.name, " is missing from ", reader.path(),
+          "; the file belongs to another model or is incomplete"));
+    }
+    ASSIGN_OR_RETURN(const Tensor file, reader.read_tensor(t.name));
+    if (!(file.shape() == t.shape)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", t.name, " is ", describe(file), " in ", reader.path(),
+          ", the model config wants ", to_string(t.shape)));
+    }
+    if (!is_float(file.dtype())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", t.name, " is ", describe(file), " in ",
+                       reader.path(), ", not a float tensor"));
+    }
+    RETURN_IF_ERROR(check_finite(t, file));
+    allocate(t, dtype);
+    dispatch_float(file.dtype(), [&]<class A>() {
+      dispatch_float(t.owner().dtype(), [&]<class B>() {
+        const auto from = read<A>(file);
+        const auto to = write<B>(t.value());
+        for (int64_t i = 0; i < t.elements(); ++i) {
+          to.view().data[i] = static_cast<B>(from.view().data[i]);
+        }
+      });
+    });
+  }
+  return absl::OkStatus();
+}
+
+std::vector<NamedTensor> sorted_by_name(std::vector<NamedTensor> tensors) {
+  std::sort(tensors.begin(), tensors.end(),
+            [](const NamedTensor& a, const NamedTensor& b) {
+              return a.name < b.name;
+            });
+  return tensors;
+}
+
+int64_t parameter_count(const std::vector<NamedTensor>& tensors) {
+  int64_t count = 0;
+  for (const NamedTensor& t : tensors) {
+    if (t.parameter != nullptr) count += t.elements();
+  }
+  return count;
+}
+
+}  // namespace tapeline
