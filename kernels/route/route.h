@@ -1,0 +1,24 @@
+// Routing tables: where every (token, slot) goes when rows are grouped by
+// expert, and where every row comes from.
+//
+//   row_TK[t, k]   row of the pair in expert order, -1 where ids is -1
+//   offsets_E1[e]  first row of expert e; offsets[E] = number of routed rows
+//   token_R[r], slot_R[r]  the pair of row r, -1 from offsets[E] to R
+//
+// Rows are ordered by expert, then token, then slot: a stable counting sort, so
+// the order never depends on threads or on the other experts' load.
+// R, the capacity, is at least the number of ids that are not -1 (CHECK). All
+// int32; everything is overwritten; no workspace. One pass to count and one to
+// place, on the calling thread: the copies that follow move 1000 times more.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernel.h"
+
+namespace tapeline {
+
+void route(Launch, View<const int32_t> ids_TK, View<int32_t> offsets_E1,
+           View<int32_t> row_TK, View<int32_t> token_R, View<int32_t> slot_R);
+
+}  // namespace tapeline
