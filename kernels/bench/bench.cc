@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <iomanip>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "kernels/bench/baseline.h"
 #include "nlohmann/json.hpp"
 #include "runtime/device.h"
 #include "tests/support/close.h"
@@ -94,24 +96,33 @@ std::string parse(int argc, char** argv, Options& options) {
   return "";
 }
 
-// Seconds per launch, one value per burst.
-std::vector<double> time_bursts(const std::function<void()>& launch) {
-  const auto seconds = [&](int64_t count) {
-    const Clock::time_point begin = Clock::now();
-    for (int64_t i = 0; i < count; ++i) launch();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
+// Seconds per launch: of the clock and of the processors.
+struct Seconds {
+  double wall = 0, processor = 0;
+  bool operator<(const Seconds& other) const { return wall < other.wall; }
+};
+
+Seconds time_launches(const std::function<void()>& launch, int64_t count) {
+  const std::clock_t processor = std::clock();
+  const Clock::time_point begin = Clock::now();
+  for (int64_t i = 0; i < count; ++i) launch();
+  const double n = static_cast<double>(count);
+  return {std::chrono::duration<double>(Clock::now() - begin).count() / n,
+          static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC / n};
+}
+
+// Bursts by rising wall time.
+std::vector<Seconds> time_bursts(const std::function<void()>& launch) {
   int64_t count = 1;
-  double took = seconds(count);  // warm-up as well
-  while (took < kBurstSeconds) {
-    count =
-        std::max(2 * count, static_cast<int64_t>(1.2 * count * kBurstSeconds /
-                                                 std::max(took, 1e-9)));
-    took = seconds(count);
+  double took = time_launches(launch, count).wall;  // warm-up as well
+  while (took * static_cast<double>(count) < kBurstSeconds) {
+    count = std::max(2 * count, static_cast<int64_t>(1.2 * kBurstSeconds /
+                                                     std::max(took, 1e-9)));
+    took = time_launches(launch, count).wall;
   }
-  std::vector<double> bursts;
+  std::vector<Seconds> bursts;
   for (int i = 0; i < kBursts; ++i) {
-    bursts.push_back(seconds(count) / static_cast<double>(count));
+    bursts.push_back(time_launches(launch, count));
   }
   std::sort(bursts.begin(), bursts.end());
   return bursts;
@@ -142,45 +153,6 @@ Json null_or(const std::string& text) {
   return text.empty() ? Json() : Json(text);
 }
 
-// The rows of a baseline file, if it was measured on this device.
-class Baseline {
- public:
-  // Says what is wrong, or nothing.
-  std::string read(const std::string& path, const std::string& device,
-                   std::ostream& err) {
-    std::ifstream in(path);
-    if (!in) return path + ": cannot be read; pass an existing --baseline";
-    bool same_device = false;
-    for (std::string line; std::getline(in, line);) {
-      const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (!row.is_object()) return path + ": a line is not a JSON object";
-      const std::string op = row.value("op", "");
-      if (op == "env") same_device = row.value("device", "") == device;
-      if (same_device && row.contains("us")) rows_.push_back(row);
-    }
-    if (rows_.empty()) {
-      err << path << ": nothing measured on " << device
-          << "; the baseline columns stay empty\n";
-    }
-    return "";
-  }
-  // The fastest row of the same op whose shape has all of `shape`.
-  const Json* find(const std::string& op, const Json& shape) const {
-    const Json* best = nullptr;
-    for (const Json& row : rows_) {
-      bool same = row["op"] == op;
-      for (const auto& [key, value] : shape.items()) {
-        same = same && row["shape"].contains(key) && row["shape"][key] == value;
-      }
-      if (same && (!best || row["us"] < (*best)["us"])) best = &row;
-    }
-    return best;
-  }
-
- private:
-  std::vector<Json> rows_;
-};
-
 // Everything a row of the table and the JSON share.
 struct Context {
   Options options;
@@ -191,12 +163,10 @@ struct Context {
 Json measure(const Context& context, const Op& op, const Arguments& arguments,
              std::ostream& err) {
   Run run = op.make(arguments);
-  std::vector<double> bursts;
+  std::vector<Seconds> bursts;
   if (context.options.profile_once) {
     run.launch();
-    const Clock::time_point begin = Clock::now();
-    run.launch();
-    bursts = {std::chrono::duration<double>(Clock::now() - begin).count()};
+    bursts = {time_launches(run.launch, 1)};
   } else {
     bursts = time_bursts(run.launch);
   }
@@ -206,7 +176,12 @@ Json measure(const Context& context, const Op& op, const Arguments& arguments,
     err << op.name << ": the timed launch is wrong: " << verifier.failures()
         << "\n";
   }
-  const double seconds = bursts[bursts.size() / 2];
+  const double seconds = bursts[bursts.size() / 2].wall;
+  // The least of any burst: other programs on the machine only add.
+  double processor = bursts[0].processor;
+  for (const Seconds& burst : bursts) {
+    processor = std::min(processor, burst.processor);
+  }
   Json shape;
   for (size_t i = 0; i < op.keys.size(); ++i) {
     shape[op.keys[i]] = arguments.dims[i];
@@ -219,7 +194,8 @@ Json measure(const Context& context, const Op& op, const Arguments& arguments,
   row["dtype"] = name_of(arguments.dtype);
   row["threads"] = context.options.threads;
   row["us"] = seconds * 1e6;
-  row["us_min"] = bursts.front() * 1e6;
+  row["us_min"] = bursts.front().wall * 1e6;
+  row["us_processor"] = processor * 1e6;
   row["tflops"] = run.cost.flops / seconds * 1e-12;
   row["gbps"] = run.cost.bytes / seconds * 1e-9;
   // Ceilings are measured per device; none is stated for a CPU.
@@ -251,7 +227,8 @@ void print_row(const Json& row, std::ostream& out) {
   out << std::left << std::setw(16) << row["op"].get<std::string>() << " | "
       << std::setw(30) << shape.str() << " | " << std::right << std::fixed
       << std::setprecision(1) << std::setw(10) << row["us"].get<double>()
-      << " | " << std::setw(9) << row["tflops"].get<double>() * 1e3 << " | "
+      << " | " << std::setw(10) << row["us_processor"].get<double>() << " | "
+      << std::setw(9) << row["tflops"].get<double>() * 1e3 << " | "
       << std::setw(7) << row["gbps"].get<double>() << " | " << std::setw(7);
   if (row["x_baseline"].is_null())
     out << "";
@@ -353,7 +330,7 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
     out << "# " << context.device << ", " << options.threads << " thread(s), "
         << options.dtype << "\n"
         << "op               | shape                          |         us |"
-           "   GFLOP/s |    GB/s | x base  | max err\n";
+           " cpu min us |   GFLOP/s |    GB/s | x base  | max err\n";
   }
   bool ran = false, ok = true;
   for (const Op& op : ops()) {

@@ -13,9 +13,10 @@
 //   --profile_once  one warm-up and one launch, for a profiler
 //
 // A row is timed in bursts of at least 10 ms: `us` is the median of seven,
-// `us_min` the least. The output of the timed launches is compared on sampled
-// rows with a plain loop; a row that fails ends the run with exit code 1.
-// Usage errors are 64, unreadable files 2.
+// `us_min` the least, `us_processor` the least time of all processors per
+// launch, which other programs on the machine disturb less. The output of the
+// timed launches is compared on sampled rows with a plain loop; a row that
+// fails ends the run with exit code 1. Usage errors are 64, unreadable files 2.
 #pragma once
 
 #include <cstdint>
