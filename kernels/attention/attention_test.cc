@@ -8,8 +8,10 @@
 
 #include "gtest/gtest.h"
 #include "kernels/attention/attention_cases.h"
-#include "kernels/attention/test_tensor.h"
+#include "tests/support/buffer.h"
 #include "tests/support/close.h"
+#include "tests/support/finite_differences.h"
+#include "tests/support/threads.h"
 
 namespace tapeline {
 namespace {
@@ -39,26 +41,28 @@ struct Problem {
       end.view()(t) = c.range[t].second;
     }
   }
-  KeyRange range() const { return {begin.view(), end.view()}; }
+  KeyRange range() const { return {begin.in(), end.in()}; }
   void forward(Launch l) {
-    attention_forward<T>(l, q, k, v, range(), c.scale, o, lse);
+    attention_forward<T>(l, q.in(), k.in(), v.in(), range(), c.scale, o.view(),
+                         lse.view());
   }
   void backward(Launch l) {
-    attention_backward<T>(l, dout, q, k, v, o, lse, range(), c.scale, dq, dk,
-                          dv);
+    attention_backward<T>(l, dout.in(), q.in(), k.in(), v.in(), o.in(),
+                          lse.in(), range(), c.scale, dq.view(), dk.view(),
+                          dv.view());
   }
-  void expect_gaps_untouched() const {
-    EXPECT_TRUE(o.gaps_untouched());
-    EXPECT_TRUE(lse.gaps_untouched());
-    EXPECT_TRUE(dq.gaps_untouched());
-    EXPECT_TRUE(dk.gaps_untouched());
-    EXPECT_TRUE(dv.gaps_untouched());
+  void expect_guards_intact() const {
+    EXPECT_TRUE(o.guards_intact());
+    EXPECT_TRUE(lse.guards_intact());
+    EXPECT_TRUE(dq.guards_intact());
+    EXPECT_TRUE(dk.guards_intact());
+    EXPECT_TRUE(dv.guards_intact());
   }
 
   AttentionCase c;
-  TestTensor<T> q, k, v, dout, o, dq, dk, dv;
-  TestTensor<Accumulator<T>> lse;
-  TestTensor<int32_t> begin, end;
+  Buffer<T> q, k, v, dout, o, dq, dk, dv;
+  Buffer<Accumulator<T>> lse;
+  Buffer<int32_t> begin, end;
 };
 
 // The definition, pair by pair in f64, all probabilities at hand. `rounded_o`
@@ -127,18 +131,23 @@ Expected by_definition(const AttentionCase& c, const std::vector<double>& q,
 }
 
 template <class T>
-void expect_close(const TestTensor<T>& got, const std::vector<double>& expected,
+void expect_close(const Buffer<T>& got, const std::vector<double>& expected,
                   const Tolerance& tolerance, const char* what) {
-  const View<const double> e(expected.data(), got.view().shape);
-  EXPECT_TRUE(Close(View<const T>(got.view()), e, tolerance)) << what;
+  const View<const double> e(expected.data(), got.in().shape);
+  EXPECT_TRUE(Close(got.in(), e, tolerance)) << what;
+}
+template <class T>
+std::vector<T> flat(const Buffer<T>& x) {
+  std::vector<T> out;
+  for (double v : x.values()) out.push_back(T(v));
+  return out;
 }
 // A gradient against the size of the whole tensor: that of a row with one key,
 // say, is a difference of equal numbers.
 template <class T>
-void expect_gradient(const TestTensor<T>& got,
-                     const std::vector<double>& expected,
+void expect_gradient(const Buffer<T>& got, const std::vector<double>& expected,
                      const Tolerance& tolerance, const char* what) {
-  EXPECT_TRUE(Close(got.elements(), expected, tolerance)) << what;
+  EXPECT_TRUE(Close(flat(got), expected, tolerance)) << what;
 }
 
 class AttentionTest : public testing::TestWithParam<AttentionCase> {
@@ -148,8 +157,8 @@ class AttentionTest : public testing::TestWithParam<AttentionCase> {
     Threads threads(1);
     Problem<T> p(GetParam());
     const AttentionCase& c = p.c;
-    p.forward(threads.launch());
-    p.backward(threads.launch());
+    p.forward(threads);
+    p.backward(threads);
     const Expected e =
         by_definition(c, p.q.values(), p.k.values(), p.v.values(),
                       p.dout.values(), p.o.values());
@@ -160,7 +169,7 @@ class AttentionTest : public testing::TestWithParam<AttentionCase> {
     expect_gradient(p.dq, e.dq, {pairs, c.tolerance}, "dq");
     expect_gradient(p.dk, e.dk, {pairs, c.tolerance}, "dk");
     expect_gradient(p.dv, e.dv, {pairs, c.tolerance}, "dv");
-    p.expect_gaps_untouched();
+    p.expect_guards_intact();
   }
 };
 
@@ -171,18 +180,18 @@ TEST_P(AttentionTest, EqualsTheDefinitionInBf16) { expect_definition<bf16>(); }
 TEST_P(AttentionTest, ThreadsDoNotChangeABit) {
   Threads one(1);
   Problem<float> expected(GetParam());
-  expected.forward(one.launch());
-  expected.backward(one.launch());
+  expected.forward(one);
+  expected.backward(one);
   for (int n : {2, 3, 7}) {
     Threads threads(n);
     Problem<float> p(GetParam());
-    p.forward(threads.launch());
-    p.backward(threads.launch());
-    EXPECT_TRUE(Bitwise(p.o.elements(), expected.o.elements())) << n;
-    EXPECT_TRUE(Bitwise(p.lse.elements(), expected.lse.elements())) << n;
-    EXPECT_TRUE(Bitwise(p.dq.elements(), expected.dq.elements())) << n;
-    EXPECT_TRUE(Bitwise(p.dk.elements(), expected.dk.elements())) << n;
-    EXPECT_TRUE(Bitwise(p.dv.elements(), expected.dv.elements())) << n;
+    p.forward(threads);
+    p.backward(threads);
+    EXPECT_TRUE(Bitwise(p.o.in(), expected.o.in())) << n;
+    EXPECT_TRUE(Bitwise(p.lse.in(), expected.lse.in())) << n;
+    EXPECT_TRUE(Bitwise(p.dq.in(), expected.dq.in())) << n;
+    EXPECT_TRUE(Bitwise(p.dk.in(), expected.dk.in())) << n;
+    EXPECT_TRUE(Bitwise(p.dv.in(), expected.dv.in())) << n;
   }
 }
 
@@ -198,22 +207,19 @@ AttentionCase find(const std::string& name) {
   return {};
 }
 
-TEST(Attention, WorkersTakeTiles) {
-  Threads threads(3);
+TEST(Attention, WorkersTakeTilesAndGiveTheSameBits) {
   Problem<float> p(find("GroupedHeads"));
-  // A tile is short work: the caller may finish all of them first.
-  for (int i = 0; i < 1000 && threads.chunks_run_by_workers() == 0; ++i) {
-    p.forward(threads.launch());
-    p.backward(threads.launch());
-  }
-  EXPECT_GT(threads.chunks_run_by_workers(), 0);
+  EXPECT_TRUE(SameForAnyThreads(p.o, [&](Launch l) { p.forward(l); }));
+  EXPECT_TRUE(SameForAnyThreads(p.dq, [&](Launch l) { p.backward(l); }));
+  EXPECT_TRUE(SameForAnyThreads(p.dk, [&](Launch l) { p.backward(l); }));
+  EXPECT_TRUE(SameForAnyThreads(p.dv, [&](Launch l) { p.backward(l); }));
 }
 
 TEST(Attention, RowWithoutKeysIsZeroWithInfiniteLse) {
   Threads threads(1);
   Problem<float> p(find("EmptyRanges"));
-  p.forward(threads.launch());
-  p.backward(threads.launch());
+  p.forward(threads);
+  p.backward(threads);
   for (int64_t t : {0, 2, 3}) {
     for (int64_t h = 0; h < p.c.heads; ++h) {
       EXPECT_EQ(p.lse.view()(t, h), std::numeric_limits<float>::infinity());
@@ -247,10 +253,10 @@ TEST(Attention, NanStaysWithTheRowsThatSeeIt) {
       for (int64_t h = 0; h < c.heads; ++h) p.dout.view()(bad, h, i) = NAN;
       for (int64_t g = 0; g < c.groups; ++g) p.v.view()(bad, g, i) = NAN;
     }
-    clean.forward(threads.launch());
-    clean.backward(threads.launch());
-    p.forward(threads.launch());
-    p.backward(threads.launch());
+    clean.forward(threads);
+    clean.backward(threads);
+    p.forward(threads);
+    p.backward(threads);
     std::vector<bool> touched_key(c.keys);
     for (int64_t t = 0; t < c.tokens(); ++t) {
       const auto [first, last] = c.range[t];
@@ -276,7 +282,7 @@ TEST(Attention, NanStaysWithTheRowsThatSeeIt) {
 TEST(Attention, OneTokenWithCacheHasTheBitsOfTheWholeSequence) {
   Threads threads(1);
   Problem<float> whole(find("ThreeHeadsPerGroup"));
-  whole.forward(threads.launch());
+  whole.forward(threads);
   for (int64_t t : {0, 31, 63, 64, 74}) {
     AttentionCase one = whole.c;
     one.range = {whole.c.range[t]};
@@ -286,7 +292,7 @@ TEST(Attention, OneTokenWithCacheHasTheBitsOfTheWholeSequence) {
         p.q.view()(0, h, i) = whole.q.view()(t, h, i);
       }
     }
-    p.forward(threads.launch());
+    p.forward(threads);
     for (int64_t h = 0; h < one.heads; ++h) {
       EXPECT_EQ(p.lse.view()(0, h), whole.lse.view()(t, h)) << t;
       for (int64_t i = 0; i < one.v_dim; ++i) {
@@ -300,35 +306,15 @@ TEST(Attention, GradientsEqualFiniteDifferences) {
   Threads threads(1);
   for (const char* name : {"SmallOdd", "SequencesOfOne", "EmptyRanges"}) {
     Problem<double> p(find(name));
-    p.forward(threads.launch());
-    p.backward(threads.launch());
+    p.forward(threads);
+    p.backward(threads);
     const auto loss = [&] {
-      p.forward(threads.launch());
-      const std::vector<double> o = p.o.values(), w = p.dout.values();
-      double sum = 0;
-      for (size_t i = 0; i < o.size(); ++i) sum += w[i] * o[i];
-      return sum;
+      p.forward(threads);
+      return inner_product(p.o, p.dout);
     };
-    const auto expect_slope = [&](const TestTensor<double>& x,
-                                  const TestTensor<double>& dx,
-                                  const char* what) {
-      const std::vector<double> gradient = dx.values();
-      size_t i = 0;
-      x.for_each([&](double& element) {
-        const double at = element, step = 1e-5;
-        element = at + step;
-        const double above = loss();
-        element = at - step;
-        const double below = loss();
-        element = at;
-        EXPECT_NEAR(gradient[i], (above - below) / (2 * step), 2e-9)
-            << name << " " << what << " " << i;
-        ++i;
-      });
-    };
-    expect_slope(p.q, p.dq, "dq");
-    expect_slope(p.k, p.dk, "dk");
-    expect_slope(p.v, p.dv, "dv");
+    EXPECT_TRUE(Close(flat(p.dq), numeric_gradient(p.q, loss))) << name;
+    EXPECT_TRUE(Close(flat(p.dk), numeric_gradient(p.k, loss))) << name;
+    EXPECT_TRUE(Close(flat(p.dv), numeric_gradient(p.v, loss))) << name;
   }
 }
 
@@ -352,17 +338,18 @@ TEST(KeyRangeDeathTest, RefusesSequencesThatDoNotCoverTheRows) {
 TEST(AttentionDeathTest, NamesTheShapesThatDisagree) {
   Threads threads(1);
   Problem<float> p(find("SmallOdd"));
-  const TestTensor<float> k({7, 1, 6});
-  EXPECT_DEATH(attention_forward<float>(threads.launch(), p.q, k, p.v,
-                                        p.range(), 1.0, p.o, p.lse),
-               "\\[attention\\].*f32\\[7, 3, 5\\].*\\[7, 1, 6\\]");
+  const Buffer<float> k({7, 1, 6});
+  EXPECT_DEATH(
+      attention_forward<float>(threads, p.q.in(), k.in(), p.v.in(), p.range(),
+                               1.0, p.o.view(), p.lse.view()),
+      "\\[attention\\].*f32\\[7, 3, 5\\].*\\[7, 1, 6\\]");
 }
 
 TEST(AttentionDeathTest, RefusesRangesPastTheLastKey) {
   Threads threads(1);
   Problem<float> p(find("SmallOdd"));
   p.end.view()(6) = 8;
-  EXPECT_DEATH(p.forward(threads.launch()), "row 6 sees keys \\[3, 8\\) of 7");
+  EXPECT_DEATH(p.forward(threads), "row 6 sees keys \\[3, 8\\) of 7");
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 
 #include "gtest/gtest.h"
 #include "kernels/attention/row_tile.h"
-#include "kernels/attention/test_tensor.h"
+#include "tests/support/buffer.h"
 
 namespace tapeline::internal {
 namespace {
 
 template <class A>
-Rows<A> rows(const TestTensor<A>& x) {
+Rows<A> rows(Buffer<A>& x) {
   return {x.view().data, x.view().strides[0]};
 }
 template <class A>
@@ -21,7 +21,7 @@ constexpr double kStep = sizeof(A) == 4 ? 0x1p-24 : 0x1p-53;
 
 template <class A>
 void expect_dots(int64_t m, int64_t n, int64_t d) {
-  TestTensor<A> a({m, d}, 3), b({n, d}, 2), c({m, n}, 1);
+  Buffer<A> a({m, d}, 3), b({n, d}, 2), c({m, n}, 1);
   a.normal(1);
   b.normal(2);
   dots<A>(m, n, d, rows(a), rows(b), rows(c));
@@ -37,7 +37,7 @@ void expect_dots(int64_t m, int64_t n, int64_t d) {
           << m << " " << n << " " << d;
     }
   }
-  EXPECT_TRUE(c.gaps_untouched());
+  EXPECT_TRUE(c.guards_intact());
 }
 
 // Sizes around the blocks of 4 rows, 2 and 4 columns and 8 (4 in f64) lanes.
@@ -56,7 +56,7 @@ TEST(Tile, DotsAreInnerProducts) {
 }
 
 TEST(Tile, DotsDoNotDependOnTheirNeighbours) {
-  TestTensor<float> a({9, 37}, 3), b({11, 37}), c({9, 11}), one({1, 1});
+  Buffer<float> a({9, 37}, 3), b({11, 37}), c({9, 11}), one({1, 1});
   a.normal(1);
   b.normal(2);
   dots<float>(9, 11, 37, rows(a), rows(b), rows(c));
@@ -72,7 +72,7 @@ TEST(Tile, DotsDoNotDependOnTheirNeighbours) {
 // k = 0, 1, ... with one fused operation each: the same bits as the plain loop.
 template <class A>
 void expect_product(int64_t m, int64_t n, int64_t k, bool turned) {
-  TestTensor<A> a(turned ? Shape{k, m} : Shape{m, k}, 3), b({k, n}, 2),
+  Buffer<A> a(turned ? Shape{k, m} : Shape{m, k}, 3), b({k, n}, 2),
       c({m, n}, 1);
   a.normal(1);
   b.normal(2);
@@ -91,7 +91,7 @@ void expect_product(int64_t m, int64_t n, int64_t k, bool turned) {
   add_product<A>(m, n, k, turned ? transposed(rows(a)) : plain(rows(a)),
                  rows(b), rows(c));
   EXPECT_EQ(c.values(), expected) << m << " " << n << " " << k;
-  EXPECT_TRUE(c.gaps_untouched());
+  EXPECT_TRUE(c.guards_intact());
 }
 
 TEST(Tile, ProductsAddTermsInOrder) {
