@@ -76,6 +76,20 @@ std::vector<NamedTensor> name_tensors(M& module, const NameTable& names) {
   return out;
 }
 
+// The same with module paths as names: for models without a file format.
+template <class M>
+std::vector<NamedTensor> name_tensors(M& module) {
+  std::vector<NamedTensor> out;
+  visit(module, [&](const std::string& path, auto& leaf) {
+    if constexpr (std::is_same_v<decltype(leaf), Parameter&>) {
+      internal::append_named(path, {path}, leaf.shape, &leaf, nullptr, out);
+    } else if constexpr (std::is_same_v<decltype(leaf), Buffer&>) {
+      internal::append_named(path, {path}, leaf.shape, nullptr, &leaf, out);
+    }
+  });
+  return out;
+}
+
 // Gives every tensor memory and its initial value: normal values are a function
 // of (seed, canonical name, element) alone. Buffers are fp32. A negative
 // normal_std keeps the standard deviations of the initializers.
