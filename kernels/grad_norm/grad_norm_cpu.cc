@@ -1,0 +1,68 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "kernels/grad_norm/grad_norm.h"
+#include "kernels/simd_math.h"
+
+namespace tapeline {
+namespace {
+
+// One partial per chunk lives on the stack; longer inputs get longer chunks
+// instead of more.
+constexpr int64_t kMaxChunks = 256;
+constexpr int64_t kMinChunk = 16384;
+
+int64_t chunk_length(int64_t n) {
+  return std::max(kMinChunk, ceil_div(n, kMaxChunks));
+}
+
+template <class A>
+void check(const View<const A>& x) {
+  CHECK(x.contiguous()) << "[grad_norm] needs a contiguous array: x is "
+                        << describe(x);
+}
+
+}  // namespace
+
+template <class A>
+double squared_norm(Launch l, View<const A> x) {
+  check(x);
+  std::array<double, kMaxChunks> partial{};
+  const int64_t n = x.elements(), grain = chunk_length(n);
+  l.threads->parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    const A* from = x.data + begin;
+    partial[begin / grain] = lane_reduce(
+        end - begin, 0.0,
+        [from](double lane, int64_t i) {
+          const double v = from[i];
+          return std::fma(v, v, lane);
+        },
+        [](double a, double b) { return a + b; });
+  });
+  double sum = 0;
+  for (double p : partial) sum += p;
+  return sum;
+}
+
+template <class A>
+bool all_finite(Launch l, View<const A> x) {
+  check(x);
+  std::array<bool, kMaxChunks> bad{};
+  const int64_t n = x.elements(), grain = chunk_length(n);
+  l.threads->parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    const A* from = x.data + begin;
+    // x - x is 0 for a finite x and NaN otherwise, and a sum keeps NaN.
+    const A sum = lane_sum<A>(end - begin,
+                              [from](int64_t i) { return from[i] - from[i]; });
+    bad[begin / grain] = sum != 0;
+  });
+  return std::none_of(bad.begin(), bad.end(), [](bool b) { return b; });
+}
+
+template double squared_norm(Launch, View<const float>);
+template double squared_norm(Launch, View<const double>);
+template bool all_finite(Launch, View<const float>);
+template bool all_finite(Launch, View<const double>);
+
+}  // namespace tapeline
