@@ -116,7 +116,7 @@ TEST(Reductions, CountEveryElement) {
 TEST(Reductions, AddInTheStatedOrderAtAnyAddress) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
-  for (int64_t n : {5, 64, 131}) {
+  for (int64_t n : {5, 8, 13, 23, 31, 64, 131}) {
     std::vector<float> values(n + 8);
     for (float& v : values) v = normal(random);
     for (int offset = 0; offset < 8; ++offset) {
@@ -127,6 +127,8 @@ TEST(Reductions, AddInTheStatedOrderAtAnyAddress) {
         for (int j = 0; j < width; ++j) lane[j] = lane[j] + lane[j + width];
       }
       EXPECT_EQ(sum(x, n), lane[0]) << n << " at " << offset;
+      const std::vector<float> ones(n, 1.0f);
+      EXPECT_EQ(dot(x, ones.data(), n), lane[0]) << n << " at " << offset;
     }
   }
 }

@@ -1,0 +1,128 @@
+#include <cmath>
+
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/simd_math.h"
+
+namespace tapeline {
+namespace {
+
+// Columns of one chunk of the weight gradient: one cache line or two per row,
+// and enough chunks for several threads at D = 128.
+constexpr int64_t kColumns = 32;
+
+// x and a second tensor of rows like it, a vector of columns, one of rows.
+template <class T, class U, class R>
+void check(const char* op, const View<const T>& x, const View<U>& rows,
+           int64_t columns, const View<R>& rstd) {
+  CHECK(x.rank() == 2 && rows.shape == x.shape && columns == x.size(1) &&
+        rstd.rank() == 1 && rstd.size(0) == x.size(0))
+      << "[" << op << "] shapes: x is " << describe(x) << ", rows are "
+      << describe(rows) << ", the weight has " << columns << ", rstd is "
+      << describe(rstd);
+  CHECK(dense_rows(x) && dense_rows(rows) && dense_rows(rstd))
+      << "[" << op << "] last strides: " << describe(x) << ", "
+      << describe(rows) << ", " << describe(rstd);
+}
+
+}  // namespace
+
+template <class T>
+void rms_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
+                      float eps, View<T> y_ND, View<Accumulator<T>> rstd_N) {
+  using A = Accumulator<T>;
+  check("rms_norm_forward", x_ND, y_ND, w_D.elements(), rstd_N);
+  const int64_t d = x_ND.size(1);
+  const T* w = w_D.data;
+  l.threads->parallel_for(
+      x_ND.size(0), rows_per_chunk(d), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const T* x = &x_ND(i, 0);
+          T* y = &y_ND(i, 0);
+          const A mean_square = dot(x, x, d) / static_cast<A>(d);
+          const A rstd = 1 / std::sqrt(mean_square + static_cast<A>(eps));
+          rstd_N(i) = rstd;
+#pragma omp simd
+          for (int64_t j = 0; j < d; ++j) {
+            store(y[j], load(x[j]) * rstd * load(w[j]));
+          }
+        }
+      });
+}
+
+template <class T>
+void rms_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
+                       View<const T> w_D, View<const Accumulator<T>> rstd_N,
+                       View<T> dx_ND) {
+  using A = Accumulator<T>;
+  check("rms_norm_backward", x_ND, dy_ND, w_D.elements(), rstd_N);
+  check("rms_norm_backward", x_ND, dx_ND, w_D.elements(), rstd_N);
+  const int64_t d = x_ND.size(1);
+  const T* w = w_D.data;
+  l.threads->parallel_for(x_ND.size(0), rows_per_chunk(d),
+                          [&](int64_t begin, int64_t end) {
+                            for (int64_t i = begin; i < end; ++i) {
+                              const T *x = &x_ND(i, 0), *dy = &dy_ND(i, 0);
+                              T* dx = &dx_ND(i, 0);
+                              const A rstd = rstd_N(i);
+                              const A gx = lane_sum<A>(d, [&](int64_t j) {
+                                return load(dy[j]) * load(w[j]) * load(x[j]);
+                              });
+                              const A c = gx / static_cast<A>(d) * rstd * rstd;
+#pragma omp simd
+                              for (int64_t j = 0; j < d; ++j) {
+                                const A g = load(dy[j]) * load(w[j]);
+                                store(dx[j], rstd * (g - load(x[j]) * c));
+                              }
+                            }
+                          });
+}
+
+template <class T>
+void rms_norm_backward_weight(Launch l, View<const T> dy_ND, View<const T> x_ND,
+                              View<const Accumulator<T>> rstd_N,
+                              View<Accumulator<T>> dw_D) {
+  using A = Accumulator<T>;
+  check("rms_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), rstd_N);
+  // Each column is one thread's, which adds the rows in order.
+  l.threads->parallel_for(
+      x_ND.size(1), kColumns, [&](int64_t begin, int64_t end) {
+        A total[kColumns] = {};
+        for (int64_t i = 0; i < x_ND.size(0); ++i) {
+          const T *x = &x_ND(i, begin), *dy = &dy_ND(i, begin);
+          const A rstd = rstd_N(i);
+#pragma omp simd
+          for (int64_t j = 0; j < end - begin; ++j) {
+            total[j] += load(dy[j]) * (load(x[j]) * rstd);
+          }
+        }
+        for (int64_t j = begin; j < end; ++j) dw_D(j) += total[j - begin];
+      });
+}
+
+// Two additions and multiplications per element for the sum, two for y.
+Cost rms_norm_forward_cost(int64_t n, int64_t d, int64_t element_bytes) {
+  return {.flops = 4.0 * n * d, .bytes = 1.0 * element_bytes * (2 * n * d + d)};
+}
+
+// Of backward and backward_weight together, which read x and dy twice if run
+// one after the other; once is the least.
+Cost rms_norm_backward_cost(int64_t n, int64_t d, int64_t element_bytes) {
+  return {.flops = 10.0 * n * d,
+          .bytes = 1.0 * element_bytes * (3 * n * d + d) + 4.0 * d};
+}
+
+#define TAPELINE_RMS_NORM(T)                                                   \
+  template void rms_norm_forward(Launch, View<const T>, View<const T>, float,  \
+                                 View<T>, View<Accumulator<T>>);               \
+  template void rms_norm_backward(Launch, View<const T>, View<const T>,        \
+                                  View<const T>, View<const Accumulator<T>>,   \
+                                  View<T>);                                    \
+  template void rms_norm_backward_weight(Launch, View<const T>, View<const T>, \
+                                         View<const Accumulator<T>>,           \
+                                         View<Accumulator<T>>);
+TAPELINE_RMS_NORM(float)
+TAPELINE_RMS_NORM(bf16)
+TAPELINE_RMS_NORM(double)
+#undef TAPELINE_RMS_NORM
+
+}  // namespace tapeline
