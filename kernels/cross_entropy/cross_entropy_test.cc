@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cross_entropy/cross_entropy_cases.h"
+#include "runtime/safetensors.h"
 #include "tests/support/buffer.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
@@ -144,6 +145,41 @@ TEST(CrossEntropy, BackwardIsTheDerivativeOfForward) {
   p.forward();
   p.backward();
   EXPECT_TRUE(Close(p.logits.values(), expected));
+}
+
+// Torch's mean over the valid labels, in f64; labels 0, 5 and 15 are ignored.
+template <class T>
+void follows_torch(double tolerance) {
+  const auto file = SafetensorsReader::open("tests/data/ops/misc.safetensors");
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto golden = [&](const char* name) {
+    const auto values = file->read_tensor(name)->to_vector<float>();
+    return std::vector<double>(values.begin(), values.end());
+  };
+  Problem<T> p({"", 16, 96, Labels::kAll, 1});
+  p.labels = file->read_tensor("ce.labels")->to_vector<int32_t>();
+  p.logits.set(golden("ce.logits"));
+  std::vector<double> weight;
+  for (int32_t label : p.labels) {
+    weight.push_back(label == kIgnoredLabel ? 0 : 1.0 / 13);
+  }
+  p.weight.set(weight);
+  p.forward();
+  double loss = 0;
+  for (double l : p.loss.values()) loss += l / 13;
+  EXPECT_NEAR(loss, golden("ce.loss")[0], 1e-6);
+  p.backward();
+  const std::vector<double> got = p.logits.values();
+  const std::vector<double> expected = golden("ce.dlogits");
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], expected[i], tolerance) << i;
+  }
+}
+
+TEST(CrossEntropy, FollowsTorch) {
+  follows_torch<float>(1e-8);
+  follows_torch<double>(1e-8);   // the golden is rounded to f32
+  follows_torch<bf16>(0x1p-12);  // half a step below 1 / 8; 1 / 13 is largest
 }
 
 TEST(CrossEntropy, IgnoredTokensGiveExactZerosWhateverTheyHold) {

@@ -6,10 +6,12 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/router/router_cases.h"
+#include "runtime/safetensors.h"
 #include "tests/support/buffer.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
@@ -189,6 +191,51 @@ TEST_P(RouterCases, F32BackwardAgreesWithF64) {
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_NEAR(got[i], expected[i], allowed) << "at " << i;
   }
+}
+
+std::vector<double> golden(const std::string& name) {
+  static const auto file =
+      SafetensorsReader::open("tests/data/ops/misc.safetensors");
+  CHECK(file.ok()) << file.status();
+  const Tensor tensor = file->read_tensor(name).value();
+  if (tensor.dtype() == DType::kI32) {
+    const std::vector<int32_t> ids = tensor.to_vector<int32_t>();
+    return {ids.begin(), ids.end()};
+  }
+  const std::vector<float> values = tensor.to_vector<float>();
+  return {values.begin(), values.end()};
+}
+
+// Computed by torch in f64; "router1" without groups, "router_grp" with.
+class RouterGolden : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, RouterGolden,
+                         testing::Values("router1", "router_grp"),
+                         [](const auto& info) { return info.param; });
+
+template <class A>
+void follows_torch(const std::string& name, double tolerance) {
+  RouterCase c = {"", 32, 16, true, 0, {.top_k = 4, .scale = 2.5}};
+  if (name == "router_grp") c.options.groups = 4, c.options.top_groups = 2;
+  Problem<A> p(c);
+  p.logits.set(golden(name + ".logits"));
+  p.dweight.set(golden(name + ".dweights"));
+  p.bias.clear();
+  for (double b : golden(name + ".bias")) p.bias.push_back(A(b));
+  const Buffer<int32_t> ids = p.choose();
+  EXPECT_EQ(ids.values(), golden(name + ".ids"));
+  const std::vector<double> weights = p.weights(ids).values();
+  const std::vector<double> dlogits = p.backward(ids).values();
+  const std::vector<double> w = golden(name + ".weights");
+  const std::vector<double> d = golden(name + ".dlogits");
+  for (size_t i = 0; i < w.size(); ++i)
+    EXPECT_NEAR(weights[i], w[i], tolerance);
+  for (size_t i = 0; i < d.size(); ++i)
+    EXPECT_NEAR(dlogits[i], d[i], tolerance);
+}
+
+TEST_P(RouterGolden, FollowsTorch) {
+  follows_torch<float>(GetParam(), 1e-6);
+  follows_torch<double>(GetParam(), 1e-7);  // the golden is rounded to f32
 }
 
 RouterCase simple(int64_t tokens, int64_t experts, int top_k) {
