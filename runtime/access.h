@@ -24,7 +24,7 @@ class Leased {
     CHECK(tensor.dtype() == dtype_of<T>())
         << "wanted " << dtype_of<T>() << ", got " << describe(tensor);
     storage_ = tensor.storage();
-    std::byte* bytes = storage_->acquire(stream);
+    std::byte* bytes = storage_->acquire(stream, !std::is_const_v<T>);
     view_ = View<T>(reinterpret_cast<T*>(bytes) + tensor.offset(),
                     tensor.shape(), tensor.strides());
   }
@@ -34,11 +34,7 @@ class Leased {
 
   const View<T>& view() const { return view_; }
   operator const View<T>&() const { return view_; }
-  operator View<const T>() const
-    requires(!std::is_const_v<T>)
-  {
-    return view_;
-  }
+  operator View<const T>() const requires(!std::is_const_v<T>) { return view_; }
 
  private:
   StoragePtr storage_;

@@ -3,7 +3,8 @@
 //
 // The current device is scoped per thread (DeviceScope); without a scope it is
 // one shared CPU device. Rank threads of one process each open their own scope,
-// so accounting stays apart. A Device outlives every tensor made on it.
+// so accounting stays apart. A Device outlives every tensor made on it, and the
+// streams that its tensors were used on outlive the Device.
 #pragma once
 
 #include <memory>
@@ -33,8 +34,9 @@ class Device {
 
  private:
   friend class DeviceScope;
-  Pool pool_;
+  // Before the pool, which asks it about its blocks when it is destroyed.
   std::unique_ptr<Stream> compute_;
+  Pool pool_;
   std::unique_ptr<ThreadPool> threads_;
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/pool.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <mutex>
@@ -22,6 +23,7 @@ void poison_block(const Block& block) {
 
 struct FreeBlock {
   std::byte* data;
+  // Null once the last use is done: nobody asks a stream that is gone.
   const Stream* stream;
   Event last_use;
 };
@@ -45,8 +47,57 @@ struct Pool::State {
   mutable std::mutex mutex;
   absl::flat_hash_map<size_t, std::vector<FreeBlock>> free;
   PoolStats stats;
-  bool poison = false;
+  std::atomic<bool> poison = false;
   int64_t cap = 0;
+
+  // A free block of the class for work on `stream`; data is null without one.
+  FreeBlock take(size_t bytes, const Stream* stream) {
+    std::vector<FreeBlock>& list = free[bytes];
+    // Newest first: its bytes are the likeliest to be in cache.
+    for (size_t i = list.size(); i-- > 0;) {
+      if (!list[i].last_use.done() && list[i].stream != stream) continue;
+      const FreeBlock found = list[i];
+      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+      return found;
+    }
+    return {nullptr, nullptr, {}};
+  }
+
+  std::byte* from_system(size_t bytes) {
+    const auto size = static_cast<int64_t>(bytes);
+    if (cap > 0 && stats.reserved + size > cap) return nullptr;
+    auto* data = static_cast<std::byte*>(std::aligned_alloc(64, bytes));
+    if (data == nullptr) return nullptr;
+    stats.reserved += size;
+    ++stats.system_allocations;
+    return data;
+  }
+
+  // Returns free blocks to the system; with `wait`, also those in use.
+  void release(bool wait) {
+    for (auto& [bytes, list] : free) {
+      std::erase_if(list, [&](const FreeBlock& block) {
+        if (!block.last_use.done()) {
+          if (!wait) return false;
+          const Event& event = block.last_use;
+          const_cast<Stream*>(event.stream)->synchronize(event);
+        }
+        std::free(block.data);
+        stats.reserved -= static_cast<int64_t>(bytes);
+        return true;
+      });
+    }
+  }
+
+  void count(const Block& block) {
+    const auto size = static_cast<int64_t>(block.bytes);
+    const auto tag = static_cast<size_t>(block.tag);
+    stats.live_bytes[tag] += size;
+    stats.live += size;
+    stats.peak_bytes[tag] =
+        std::max(stats.peak_bytes[tag], stats.live_bytes[tag]);
+    stats.peak = std::max(stats.peak, stats.live);
+  }
 };
 
 Pool::Pool() : state_(std::make_unique<State>()) {}
@@ -55,54 +106,38 @@ Pool::~Pool() { trim(); }
 Block Pool::allocate(size_t bytes, Tag tag, const Stream* stream) {
   State& s = *state_;
   Block block{nullptr, size_class(bytes), tag};
-  const auto size = static_cast<int64_t>(block.bytes);
-  bool refused = false;
+  bool idle = true;
   {
     std::lock_guard lock(s.mutex);
-    std::vector<FreeBlock>& list = s.free[block.bytes];
-    // Newest first: its bytes are the likeliest to be in cache.
-    for (size_t i = list.size(); i-- > 0;) {
-      if (list[i].stream != stream && !list[i].last_use.done()) continue;
-      block.data = list[i].data;
-      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-      break;
-    }
+    const FreeBlock found = s.take(block.bytes, stream);
+    block.data = found.data;
+    idle = found.last_use.done();
+    if (block.data == nullptr) block.data = s.from_system(block.bytes);
     if (block.data == nullptr) {
-      refused = s.cap > 0 && s.stats.reserved + size > s.cap;
-      if (!refused) {
-        block.data = static_cast<std::byte*>(std::aligned_alloc(64, block.bytes));
-        refused = block.data == nullptr;
-      }
-      if (!refused) {
-        s.stats.reserved += size;
-        ++s.stats.system_allocations;
-      }
+      s.release(/*wait=*/false);
+      block.data = s.from_system(block.bytes);
     }
-    if (!refused) {
-      int64_t& live = s.stats.live_bytes[static_cast<int>(tag)];
-      live += size;
-      s.stats.live += size;
-      int64_t& peak = s.stats.peak_bytes[static_cast<int>(tag)];
-      peak = std::max(peak, live);
-      s.stats.peak = std::max(s.stats.peak, s.stats.live);
-    }
+    if (block.data != nullptr) s.count(block);
   }
-  CHECK(!refused) << "out of memory: " << bytes << " bytes for "
-                  << name_of(tag) << "\n"
-                  << report();
-  if (s.poison) poison_block(block);
+  CHECK(block.data != nullptr)
+      << "out of memory: " << bytes << " bytes for " << name_of(tag) << "\n"
+      << report();
+  // Work queued on the old contents must still find them.
+  if (s.poison && idle) poison_block(block);
   return block;
 }
 
 void Pool::free(Block block, const Stream* stream, const Event& last_use) {
   if (block.data == nullptr) return;
   State& s = *state_;
-  if (s.poison && last_use.done()) poison_block(block);
+  const bool idle = last_use.done();
+  if (s.poison && idle) poison_block(block);
   std::lock_guard lock(s.mutex);
   const auto size = static_cast<int64_t>(block.bytes);
-  s.stats.live_bytes[static_cast<int>(block.tag)] -= size;
+  s.stats.live_bytes[static_cast<size_t>(block.tag)] -= size;
   s.stats.live -= size;
-  s.free[block.bytes].push_back({block.data, stream, last_use});
+  s.free[block.bytes].push_back(
+      {block.data, idle ? nullptr : stream, idle ? Event() : last_use});
 }
 
 PoolStats Pool::stats() const {
@@ -126,16 +161,7 @@ void Pool::set_cap(int64_t bytes) {
 
 void Pool::trim() {
   std::lock_guard lock(state_->mutex);
-  for (auto& [bytes, list] : state_->free) {
-    for (const FreeBlock& block : list) {
-      if (!block.last_use.done()) {
-        const_cast<Stream*>(block.last_use.stream)->synchronize(block.last_use);
-      }
-      std::free(block.data);
-      state_->stats.reserved -= static_cast<int64_t>(bytes);
-    }
-    list.clear();
-  }
+  state_->release(/*wait=*/true);
 }
 
 std::string Pool::report() const {

@@ -5,11 +5,12 @@
 // keeps the block for reuse; a block freed with a last-use event that is not
 // done is only handed to the stream it was last used on (stream-ordered reuse)
 // or to anybody once the event is done. Nothing returns to the system before
-// trim() or destruction, so a steady step allocates nothing.
-// NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and f64, a
-// huge number in i32) when they are handed out and when they come back, so a
-// read of memory nobody wrote cannot look right.
-// Thread-safe.
+// trim() or destruction, so a steady step allocates nothing; only a request
+// that the cap or the system refuses first gives back free blocks of other
+// sizes. NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and
+// f64, a huge number in i32) when they are handed out and when they come back,
+// so a read of memory nobody wrote cannot look right. Blocks whose queued use
+// is not done are left alone. Thread-safe.
 #pragma once
 
 #include <array>
@@ -43,9 +44,9 @@ struct Block {
 struct PoolStats {
   std::array<int64_t, kTags> live_bytes{};  // size-class bytes handed out
   std::array<int64_t, kTags> peak_bytes{};
-  int64_t live = 0, peak = 0;     // over all tags
-  int64_t reserved = 0;           // obtained from the system
-  int64_t system_allocations = 0; // calls to the system so far
+  int64_t live = 0, peak = 0;      // over all tags
+  int64_t reserved = 0;            // obtained from the system
+  int64_t system_allocations = 0;  // calls to the system so far
 };
 
 class Pool {

@@ -10,9 +10,14 @@
 // bytes resident and counts a lease, release() returns it. Bytes are evicted
 // only when the copy out is done and no lease is out. Acquiring Host bytes
 // reloads them, counted in demand_reloads(), or fails under strict; acquiring
-// Dropped bytes fails. `version` counts writes through access.h; moving bytes
-// never changes it. The host buffer belongs to whoever began the copy and must
-// live until the storage is resident again or dropped.
+// Dropped bytes fails. A write cancels a copy out that is under way. `version`
+// counts writes through access.h; moving bytes never changes it. The host
+// buffer belongs to whoever began the copy and must live until the storage is
+// resident again or dropped, and until copied() is done.
+//
+// Across streams: a reader waits for the last writer, a writer also for the
+// readers before it, and a block returns to the pool with the event that ends
+// its last use, whether by a kernel or by a copy.
 //
 // Intrusively counted; the count is atomic, everything else belongs to the
 // thread that runs the tensor's device.
@@ -29,7 +34,13 @@
 
 namespace tapeline {
 
-enum class Residency : uint8_t { kResident, kCopying, kHost, kLoading, kDropped };
+enum class Residency : uint8_t {
+  kResident,
+  kCopying,
+  kHost,
+  kLoading,
+  kDropped
+};
 std::string_view name_of(Residency residency);
 
 class Storage {
@@ -43,14 +54,20 @@ class Storage {
   Tag tag() const { return tag_; }
   uint64_t id() const { return id_; }  // never reused within a process
   uint32_t version() const { return version_; }
-  Residency residency() const { return residency_; }
+  // A load that has finished is Resident.
+  Residency residency() const {
+    return residency_ == Residency::kLoading && ready_.done()
+               ? Residency::kResident
+               : residency_;
+  }
   int leases() const { return leases_; }
   const Event& ready() const { return ready_; }
   const Event& last_use() const { return last_use_; }
+  const Event& copied() const { return copied_; }  // of the last copy out
   void bump_version() { ++version_; }
 
   // Lease of the bytes for work on `stream`, which is made to wait for them.
-  std::byte* acquire(Stream& stream);
+  std::byte* acquire(Stream& stream, bool will_write = false);
   // The work issued under the lease ends at stream.record().
   void release(Stream& stream, bool wrote);
 
@@ -58,7 +75,8 @@ class Storage {
   void begin_copy_out(Stream& stream, std::byte* host);
   // Copying -> Resident: the copy is ignored (the bytes were wanted again).
   void cancel_copy_out();
-  // Copying -> Host when the copy is done and no lease is out; else false.
+  // Copying -> Host when the copy is done and no lease is out; else false, and
+  // false where a write has cancelled the copy.
   bool try_evict();
   // Host -> Loading: allocates device bytes and copies them back on `stream`.
   void begin_load(Stream& stream);
@@ -67,12 +85,13 @@ class Storage {
   void refill();
 
   void set_strict(bool strict) { strict_ = strict; }
-  static int64_t live();           // storages alive in the process
-  static int64_t demand_reloads(); // unplanned reloads so far
+  static int64_t live();            // storages alive in the process
+  static int64_t demand_reloads();  // unplanned reloads so far
 
  private:
   friend class StoragePtr;
   ~Storage();
+  void return_block();
 
   Device* device_;
   size_t bytes_;

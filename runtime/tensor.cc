@@ -28,6 +28,11 @@ void for_each_offset(const Shape& shape, const Shape& strides, F&& f) {
   }
 }
 
+// The host is about to read bytes that a lease has made resident.
+void wait_on_host(const Storage& storage) {
+  Device::current().compute().synchronize(storage.ready());
+}
+
 template <class F>
 void dispatch_any(DType dtype, F&& f) {
   switch (dtype) {
@@ -96,9 +101,8 @@ Tensor Tensor::from(const std::vector<T>& values, const Shape& shape, Tag tag) {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
-  Stream& stream = Device::current().compute();
-  stream.synchronize(storage_->ready());
   auto in = read<T>(*this);
+  wait_on_host(*storage_);
   std::vector<T> out;
   out.reserve(static_cast<size_t>(elements()));
   const T* data = in.view().data;
@@ -111,6 +115,7 @@ Tensor Tensor::clone(Tag tag) const {
   dispatch_any(dtype_, [&]<class T>() {
     auto in = read<T>(*this);
     auto out = write<T>(t);
+    wait_on_host(*storage_);
     const T* from = in.view().data;
     T* to = out.view().data;
     if (contiguous()) {

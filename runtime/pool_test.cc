@@ -1,0 +1,203 @@
+#include "runtime/pool.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/dtype.h"
+#include "runtime/fake_stream.h"
+
+namespace tapeline {
+namespace {
+
+constexpr int kActivation = static_cast<int>(Tag::kActivation);
+constexpr int kParameter = static_cast<int>(Tag::kParameter);
+
+class PoolTest : public testing::Test {
+ protected:
+  Block get(size_t bytes, Tag tag = Tag::kActivation) {
+    return pool_.allocate(bytes, tag, &stream_);
+  }
+  void put(const Block& block) {
+    pool_.free(block, &stream_, stream_.record());
+  }
+  FakeStream stream_{"s"}, other_{"other"};
+  Pool pool_;
+};
+
+TEST(SizeClass, LosesAtMostAQuarter) {
+  EXPECT_EQ(size_class(0), 64u);
+  EXPECT_EQ(size_class(1), 64u);
+  EXPECT_EQ(size_class(64), 64u);
+  EXPECT_EQ(size_class(65), 128u);
+  EXPECT_EQ(size_class(4096), 4096u);
+  EXPECT_EQ(size_class(4097), 5120u);
+  EXPECT_EQ(size_class(8192), 8192u);
+  EXPECT_EQ(size_class(8193), 10240u);
+  size_t last = 0;
+  for (size_t n = 1; n < 200'000; n += n < 5000 ? 1 : 97) {
+    const size_t size = size_class(n);
+    ASSERT_GE(size, n);
+    ASSERT_GE(size, last) << n;
+    ASSERT_EQ(size % 64, 0u);
+    ASSERT_EQ(size_class(size), size);
+    if (n > 256) {
+      ASSERT_LE(size - n, n / 4 + 1) << n;
+    }
+    last = size;
+  }
+}
+
+TEST_F(PoolTest, BlocksAreAlignedApartAndReused) {
+  const Block a = get(100), b = get(100);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(a.data) % 64, 0u);
+  EXPECT_EQ(a.bytes, 128u);
+  EXPECT_GE(std::abs(a.data - b.data), 128);
+  put(a);
+  const Block c = get(120);
+  EXPECT_EQ(c.data, a.data);
+  EXPECT_EQ(pool_.stats().system_allocations, 2);
+  put(b);
+  put(c);
+  // Another class gets other memory.
+  const Block d = get(1000);
+  EXPECT_EQ(pool_.stats().system_allocations, 3);
+  put(d);
+}
+
+TEST_F(PoolTest, ASteadyStepAllocatesNothing) {
+  for (int step = 0; step < 5; ++step) {
+    std::vector<Block> blocks;
+    for (size_t bytes : {10u, 5000u, 300u, 70'000u, 5000u}) {
+      blocks.push_back(get(bytes));
+    }
+    for (const Block& block : blocks) put(block);
+    EXPECT_EQ(pool_.stats().system_allocations, 5) << step;
+  }
+}
+
+TEST_F(PoolTest, AccountsByTagWithPeaks) {
+  const Block a = get(64, Tag::kParameter);
+  const Block b = get(128), c = get(192);
+  PoolStats stats = pool_.stats();
+  EXPECT_EQ(stats.live_bytes[kParameter], 64);
+  EXPECT_EQ(stats.live_bytes[kActivation], 320);
+  EXPECT_EQ(stats.live, 384);
+  put(b);
+  put(c);
+  stats = pool_.stats();
+  EXPECT_EQ(stats.live_bytes[kActivation], 0);
+  EXPECT_EQ(stats.peak_bytes[kActivation], 320);
+  EXPECT_EQ(stats.live, 64);
+  EXPECT_EQ(stats.peak, 384);
+  EXPECT_EQ(stats.reserved, 384);
+  pool_.reset_peak();
+  stats = pool_.stats();
+  EXPECT_EQ(stats.peak_bytes[kActivation], 0);
+  EXPECT_EQ(stats.peak, 64);
+  put(a);
+}
+
+TEST_F(PoolTest, ABlockInUseIsReusedOnItsOwnStreamOnly) {
+  const Block a = get(64);
+  std::byte scratch[64];
+  stream_.copy(scratch, a.data, 64);  // still queued
+  put(a);
+  const Block b = pool_.allocate(64, Tag::kOther, &other_);
+  EXPECT_NE(b.data, a.data);
+  const Block c = get(64);
+  EXPECT_EQ(c.data, a.data);
+  put(c);
+  stream_.advance(10);
+  const Block d = pool_.allocate(64, Tag::kOther, &other_);
+  EXPECT_EQ(d.data, a.data) << "its work is done: anybody may have it";
+  pool_.free(b, &other_, {});
+  pool_.free(d, &other_, {});
+}
+
+TEST_F(PoolTest, PoisonIsNaNWhenHandedOutAndWhenReturned) {
+  pool_.set_poison(true);
+  const Block a = get(64);
+  auto* floats = reinterpret_cast<float*>(a.data);
+  EXPECT_TRUE(std::isnan(floats[0]));
+  EXPECT_TRUE(std::isnan(floats[15]));
+  EXPECT_TRUE(std::isnan(reinterpret_cast<double*>(a.data)[7]));
+  EXPECT_TRUE(std::isnan(
+      static_cast<float>(reinterpret_cast<const bf16*>(a.data)[31])));
+  EXPECT_GT(reinterpret_cast<int32_t*>(a.data)[3], 1 << 30);
+  for (int i = 0; i < 16; ++i) floats[i] = 1.0f;
+  put(a);
+  EXPECT_TRUE(std::isnan(floats[0]));
+  EXPECT_TRUE(std::isnan(floats[15]));
+}
+
+TEST_F(PoolTest, PoisonDoesNotRunAheadOfQueuedWork) {
+  pool_.set_poison(true);
+  const Block a = get(64);
+  std::memset(a.data, 7, 64);
+  std::byte seen[64];
+  stream_.copy(seen, a.data, 64);
+  put(a);
+  const Block b = get(64);
+  ASSERT_EQ(b.data, a.data);
+  stream_.advance(10);
+  EXPECT_EQ(seen[0], std::byte{7});
+  EXPECT_EQ(seen[63], std::byte{7});
+  put(b);
+}
+
+TEST_F(PoolTest, TrimReturnsFreeBlocks) {
+  const Block a = get(64), b = get(64);
+  put(a);
+  EXPECT_EQ(pool_.stats().reserved, 128);
+  pool_.trim();
+  EXPECT_EQ(pool_.stats().reserved, 64);
+  put(b);
+}
+
+TEST_F(PoolTest, TheCapIsMetByGivingUpFreeBlocks) {
+  pool_.set_cap(1024);
+  put(get(512));
+  put(get(256));
+  const Block a = get(1024);
+  EXPECT_EQ(pool_.stats().reserved, 1024);
+  put(a);
+}
+
+TEST_F(PoolTest, ThreadsMayShareIt) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      CpuStream stream("cpu");
+      for (int i = 0; i < 500; ++i) {
+        const Block block =
+            pool_.allocate(64 * (1 + i % 3), Tag::kOther, &stream);
+        std::memset(block.data, t, block.bytes);
+        for (size_t k = 0; k < block.bytes; ++k) {
+          ASSERT_EQ(block.data[k], static_cast<std::byte>(t));
+        }
+        pool_.free(block, &stream, stream.record());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(pool_.stats().live, 0);
+  EXPECT_LE(pool_.stats().system_allocations, 12);
+}
+
+using PoolDeathTest = PoolTest;
+
+TEST_F(PoolDeathTest, TheCapSaysWhoHoldsWhat) {
+  pool_.set_cap(1024);
+  const Block a = get(512, Tag::kParameter);
+  EXPECT_DEATH(get(1000),
+               "out of memory: 1000 bytes for activation\n"
+               "  parameter: live 512 peak 512 bytes\n");
+  put(a);
+}
+
+}  // namespace
+}  // namespace tapeline
