@@ -1,0 +1,108 @@
+// Optimizer: one step of AdamW or Muon over named tensors, clipped and guarded.
+//
+//   g      = combined gradients, sums over the whole step
+//   norm   = sqrt(sum over tensors, in name order, of ||g||^2)        f64
+//   clip   = min(1, max_norm / (norm + 1e-6))
+//   w      = rule(w, clip g)
+//
+// A tensor is a canonical tensor: a contiguous block of a parameter. The order
+// of names fixes the order of the sum, whatever the layout. A parameter that no
+// backward reached has gradient zero: its moments decay and it decays. Frozen
+// parameters and buffers are not given to the optimizer and never change. A
+// norm that is not finite skips the update: no value and no moment changes.
+// bf16 parameters have an fp32 master here, from which they are rounded.
+//
+// State (moments, masters, counters) is read and restored by name for
+// snapshots. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "autograd/adamw.h"
+#include "autograd/gradients.h"
+#include "autograd/muon.h"
+#include "runtime/parameter.h"
+#include "runtime/tensor.h"
+
+namespace tapeline {
+
+struct OptimizedTensor {
+  std::string name;  // canonical
+  Shape shape;
+  int64_t offset = 0;  // elements into the parameter
+  Parameter parameter;
+  // Heights of the row blocks that Muon orthogonalises one by one, repeated
+  // until all rows are used; empty: AdamW updates this tensor.
+  std::vector<int64_t> muon_rows;
+
+  // Biases and norm weights do not decay.
+  bool decays() const { return shape.rank() >= 2; }
+  Tensor block(const Tensor& of) const;
+};
+
+struct OptimizerOptions {
+  enum class Kind : uint8_t { kAdamW, kMuon };
+  Kind kind = Kind::kAdamW;
+  AdamWRule adamw = {};
+  MuonRule muon = {};
+  double max_norm = 1;  // 0: no clipping
+};
+
+struct StepReport {
+  double grad_norm = 0;
+  double clip = 1;
+  bool skipped = false;
+};
+
+// A block of an optimizer's state, under "m", "v", "momentum" or "master".
+struct OptimizerState {
+  std::string_view kind;
+  std::string name;
+  Tensor value;
+};
+
+class Optimizer {
+ public:
+  Optimizer(std::vector<OptimizedTensor> tensors, OptimizerOptions options);
+
+  // Call once per step; `grads` keeps its sums, the caller zeroes them.
+  StepReport step(ParameterGradients& grads, double lr);
+
+  // In name order.
+  const std::vector<OptimizedTensor>& tensors() const { return tensors_; }
+  Tensor gradient(ParameterGradients& grads, const OptimizedTensor& t) const;
+
+  // Blocks to save, or to write over when restoring; then set_counts().
+  std::vector<OptimizerState> state() const;
+  int64_t updates() const { return updates_; }  // bias correction counts these
+  int64_t skipped() const { return skipped_; }
+  void set_counts(int64_t updates, int64_t skipped);
+  // Parameters := masters; after masters were restored.
+  void publish() const;
+
+ private:
+  // Of one parameter. With Muon `first` is the momentum, else m.
+  struct Slot {
+    Parameter parameter;
+    Tensor master, first, second;
+    bool muon = false;
+  };
+  Slot& slot(const OptimizedTensor& t) {
+    return slots_[slot_of_.at(t.parameter.key())];
+  }
+  const Slot& slot(const OptimizedTensor& t) const {
+    return slots_[slot_of_.at(t.parameter.key())];
+  }
+
+  std::vector<OptimizedTensor> tensors_;
+  OptimizerOptions options_;
+  std::vector<Slot> slots_;
+  absl::flat_hash_map<const Parameter::State*, size_t> slot_of_;
+  int64_t updates_ = 0, skipped_ = 0;
+};
+
+}  // namespace tapeline
