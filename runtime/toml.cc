@@ -22,25 +22,70 @@ std::string at(std::string_view name, const toml::source_position& position) {
          std::to_string(position.column) + ": ";
 }
 
-// The parser builds a table for each part of a dotted key and frees them
-// recursively, so a long enough key would overflow the stack. Between two of
-// these separators no key that we accept has so many dots.
-absl::Status check_dots(std::string_view text, std::string_view name) {
-  int dots = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '.') {
-      // Strings are not told apart: 256 leaves room for an ellipsis or ten.
-      if (++dots > 256) {
-        return absl::InvalidArgumentError(text_position(text, i, name) +
-                                          "key with too many parts");
+// Finds, before the parser sees the text, what would hurt it: characters beyond
+// ASCII outside strings and comments, where TOML allows none and toml++ 3.3 has
+// undefined behaviour (is_non_ascii_horizontal_whitespace), and keys of so many
+// parts that freeing their nested tables overflows the stack.
+class Scanner {
+ public:
+  Scanner(std::string_view text, std::string_view name)
+      : text_(text), name_(name) {}
+
+  absl::Status run() {
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (c == '#') {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else if (c == '"' || c == '\'') {
+        skip_string(c);
+      } else if (static_cast<unsigned char>(c) >= 0x80) {
+        return fail("character beyond ASCII; quote it");
+      } else if (c == '.' && ++dots_ >= kMaxParts) {
+        return fail("key with more than " + std::to_string(kMaxParts) +
+                    " parts");
+      } else {
+        if (std::string_view("\n,=[]{}").find(c) != std::string_view::npos) {
+          dots_ = 0;
+        }
+        ++at_;
       }
-    } else if (std::string_view("\n,=[]{}").find(text[i]) !=
-               std::string_view::npos) {
-      dots = 0;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status fail(const std::string& what) const {
+    return absl::InvalidArgumentError(text_position(text_, at_, name_) + what);
+  }
+
+  void skip_string(char quote) {
+    const std::string triple(3, quote);
+    const bool many = text_.substr(at_).starts_with(triple);
+    at_ += many ? 3 : 1;
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (c == '\\' && quote == '"') {
+        at_ += 2;
+      } else if (c == '\n' && !many) {
+        return;  // the parser says that it is not closed
+      } else if (c != quote ||
+                 (many && !text_.substr(at_).starts_with(triple))) {
+        ++at_;
+      } else {
+        at_ += many ? 3 : 1;
+        // The string itself may end in one or two quotes.
+        for (int i = 0; many && i < 2 && at_ < text_.size(); ++i) {
+          at_ += text_[at_] == quote;
+        }
+        return;
+      }
     }
   }
-  return absl::OkStatus();
-}
+
+  std::string_view text_, name_;
+  size_t at_ = 0;
+  int dots_ = 0;
+};
 
 class Flattener {
  public:
@@ -143,7 +188,7 @@ absl::StatusOr<std::vector<TomlEntry>> parse_toml(std::string_view text,
                                       std::to_string(text.size()) +
                                       " bytes; a TOML file has at most 1 MiB");
   }
-  RETURN_IF_ERROR(check_dots(text, name));
+  RETURN_IF_ERROR(Scanner(text, name).run());
   const toml::parse_result parsed = toml::parse(text, std::string(name));
   if (!parsed) {
     const toml::parse_error& error = parsed.error();

@@ -91,6 +91,24 @@ TEST(Toml, ErrorsHaveFileLineAndColumn) {
   }
 }
 
+TEST(Toml, ReadsNonAsciiInStringsAndCommentsOnly) {
+  EXPECT_EQ(read_back("# \xc3\xa4\n"
+                      "a = \"\xc3\xa4\" # \xc3\xa4\n"
+                      "b = '''\xc3\xa4\n'\xc3\xa4'''''  # ends in two quotes\n"
+                      "c = \"\\\"\xc3\xa4\"\n"
+                      "\"\xc3\xa4\" = \"a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q\"\n"),
+            "2:1 a = \"\xc3\xa4\"\n"
+            "3:1 b = \"\xc3\xa4\\n'\xc3\xa4''\"\n"
+            "5:1 c = \"\\\"\xc3\xa4\"\n"
+            "6:1 \"\xc3\xa4\" = \"a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q\"\n");
+  // Undefined behaviour of toml++ 3.3 in a number.
+  const auto number = parse_toml("a = 1\nb = 0xf\xc2\xa9 1", "t");
+  EXPECT_EQ(std::string(number.status().message()),
+            "t:2:8: character beyond ASCII; quote it");
+  EXPECT_FALSE(parse_toml("\xc3\xa4 = 1", "t").ok());
+  EXPECT_FALSE(parse_toml("a = \"x\n\xc3\xa4 = 1\"", "t").ok());
+}
+
 TEST(Toml, RefusesWhatWouldExhaustStackOrMemory) {
   std::string dotted = "a";
   for (int i = 0; i < 100'000; ++i) dotted += ".a";
