@@ -2,18 +2,19 @@
 // multiples of kKeyTile. A row is one (query, head) pair of one group: row r of
 // group g is head g (H/G) + r % (H/G) of query r / (H/G).
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/row_tile.h"
+#include "kernels/attention/running_softmax.h"
 #include "kernels/attention/tile.h"
 
 namespace tapeline {
 namespace {
 
 using internal::add_product;
+using internal::converted;
 using internal::dots;
+using internal::kConverted;
 using internal::kKeyTile;
 using internal::kMaxHeadDim;
 using internal::kRowTile;
@@ -21,29 +22,10 @@ using internal::plain;
 using internal::row_tile;
 using internal::Rows;
 using internal::RowTile;
+using internal::RunningSoftmax;
 using internal::Span;
 using internal::transposed;
 using internal::visit_rectangles;
-
-template <class A>
-constexpr A kInfinity = std::numeric_limits<A>::infinity();
-
-// Key rows [key, key + n) of group g in the accumulator's type: the view's own
-// memory when it has that type, else a converted copy in `buffer`.
-template <class T, class A = Accumulator<T>>
-Rows<const A> key_rows(View<const T> x_SGD, int64_t g, int64_t key, int64_t n,
-                       A* buffer) {
-  const T* from = x_SGD.data + key * x_SGD.strides[0] + g * x_SGD.strides[1];
-  if constexpr (std::is_same_v<T, A>) {
-    return {from, x_SGD.strides[0]};
-  } else {
-    const int64_t d = x_SGD.size(2);
-    for (int64_t j = 0; j < n; ++j) {
-      convert(from + j * x_SGD.strides[0], buffer + j * d, d);
-    }
-    return {buffer, d};
-  }
-}
 
 // One call's shapes and the addressing of a group's rows.
 template <class T>
@@ -72,6 +54,12 @@ struct Problem {
       convert(at(x, g, tile.first + m), buffer + m * n, n);
     }
     return {buffer, n};
+  }
+  // Keys [key, key + n) of group g in x = k or v.
+  Rows<const A> key_rows(const View<const T>& x, int64_t g, int64_t key,
+                         int64_t n, A* buffer) const {
+    const T* from = x.data + key * x.strides[0] + g * x.strides[1];
+    return converted<T>({from, x.strides[0]}, n, x.size(2), buffer);
   }
 };
 
@@ -110,42 +98,29 @@ void forward_tile(const Problem<T>& p, int64_t g, int64_t tile_index,
   using A = Accumulator<T>;
   const RowTile tile = row_tile(p.range, p.ratio, tile_index, p.rows);
   A q_buffer[kRowTile * kMaxHeadDim], o_buffer[kRowTile * kMaxHeadDim];
-  A k_buffer[std::is_same_v<T, A> ? 1 : kKeyTile * kMaxHeadDim];
-  A v_buffer[std::is_same_v<T, A> ? 1 : kKeyTile * kMaxHeadDim];
+  A k_buffer[kConverted<T, kKeyTile>], v_buffer[kConverted<T, kKeyTile>];
   A score_buffer[kRowTile * kKeyTile];
   const Rows<A> score{score_buffer, kKeyTile};
   const Rows<A> sum_pv{o_buffer, p.v_dim};
   const Rows<const A> q = p.gather(p.q, g, tile, q_buffer);
   std::fill_n(o_buffer, tile.rows * p.v_dim, A(0));
-  A max[kRowTile], total[kRowTile];
-  std::fill_n(max, tile.rows, -kInfinity<A>);
-  std::fill_n(total, tile.rows, A(0));
+  RunningSoftmax<A> softmax[kRowTile];
 
   for (int64_t key = tile.min_begin / kKeyTile * kKeyTile; key < tile.max_end;
        key += kKeyTile) {
     const int n = static_cast<int>(std::min<int64_t>(kKeyTile, p.keys - key));
-    const Rows<const A> k = key_rows(p.k, g, key, n, k_buffer);
-    const Rows<const A> v = key_rows(p.v, g, key, n, v_buffer);
+    const Rows<const A> k = p.key_rows(p.k, g, key, n, k_buffer);
+    const Rows<const A> v = p.key_rows(p.v, g, key, n, v_buffer);
     Span span[kRowTile];
     for (int m = 0; m < tile.rows; ++m) span[m] = tile.span(m, key, n);
     visit_rectangles(span, tile.rows, [&](int m, int count, Span s) {
       dots(count, s.end - s.begin, p.dim, q.from(m), k.from(s.begin),
            score.from(m, s.begin));
     });
-    // Scores become exp(score - max); what was summed under an older maximum
-    // shrinks to the new one.
     for (int m = 0; m < tile.rows; ++m) {
       if (span[m].empty()) continue;
-      A* x = score[m] + span[m].begin;
-      const int count = span[m].end - span[m].begin;
-#pragma omp simd
-      for (int j = 0; j < count; ++j) x[j] *= p.scale;
-      const A new_max = std::max(max[m], max_of(x, count));
-      const A shrink = exp_simd(max[m] - new_max);
-#pragma omp simd
-      for (int j = 0; j < count; ++j) x[j] = exp_simd(x[j] - new_max);
-      total[m] = std::fma(total[m], shrink, sum(x, count));
-      max[m] = new_max;
+      const A shrink = softmax[m].add(score[m] + span[m].begin,
+                                      span[m].end - span[m].begin, p.scale);
 #pragma omp simd
       for (int64_t i = 0; i < p.v_dim; ++i) sum_pv[m][i] *= shrink;
     }
@@ -157,13 +132,11 @@ void forward_tile(const Problem<T>& p, int64_t g, int64_t tile_index,
   }
 
   for (int m = 0; m < tile.rows; ++m) {
-    const bool empty = tile.begin[m] >= tile.end[m];
-    const A inverse = empty ? A(0) : A(1) / total[m];
+    const A inverse = softmax[m].inverse();
     T* out = p.at(o, g, tile.first + m);
 #pragma omp simd
     for (int64_t i = 0; i < p.v_dim; ++i) store(out[i], sum_pv[m][i] * inverse);
-    *p.at(lse, g, tile.first + m) =
-        empty ? kInfinity<A> : max[m] + std::log(total[m]);
+    *p.at(lse, g, tile.first + m) = softmax[m].lse();
   }
 }
 
@@ -218,8 +191,7 @@ struct GradientRows {
 template <class T>
 struct Backward {
   using A = Accumulator<T>;
-  static constexpr int kBuffer =
-      std::is_same_v<T, A> ? 1 : kKeyTile * kMaxHeadDim;
+  static constexpr int kBuffer = kConverted<T, kKeyTile>;
   const Problem<T>& p;
   View<const T> dout, o;
   View<const A> lse;
@@ -236,8 +208,8 @@ struct Backward {
     for (int64_t key = rows.tile.min_begin / kKeyTile * kKeyTile;
          key < rows.tile.max_end; key += kKeyTile) {
       const int n = static_cast<int>(std::min<int64_t>(kKeyTile, p.keys - key));
-      const Rows<const A> k = key_rows(p.k, g, key, n, k_buffer);
-      rows.score(p, key, n, k, key_rows(p.v, g, key, n, v_buffer));
+      const Rows<const A> k = p.key_rows(p.k, g, key, n, k_buffer);
+      rows.score(p, key, n, k, p.key_rows(p.v, g, key, n, v_buffer));
       visit_rectangles(rows.span, rows.tile.rows,
                        [&](int m, int count, Span s) {
                          add_product(count, p.dim, s.end - s.begin,
@@ -260,8 +232,8 @@ struct Backward {
     const Rows<A> dk_sum{dk_buffer, p.dim}, dv_sum{dv_buffer, p.v_dim};
     std::fill_n(dk_buffer, n * p.dim, A(0));
     std::fill_n(dv_buffer, n * p.v_dim, A(0));
-    const Rows<const A> k = key_rows(p.k, g, key, n, k_buffer);
-    const Rows<const A> v = key_rows(p.v, g, key, n, v_buffer);
+    const Rows<const A> k = p.key_rows(p.k, g, key, n, k_buffer);
+    const Rows<const A> v = p.key_rows(p.v, g, key, n, v_buffer);
     for (int64_t i = 0; i < p.row_tiles; ++i) {
       rows.tile = row_tile(p.range, p.ratio, i, p.rows);
       if (rows.tile.max_end <= key || rows.tile.min_begin >= key + n) continue;

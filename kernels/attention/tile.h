@@ -64,12 +64,28 @@ Factor<std::remove_const_t<A>> transposed(Rows<A> rows) {
   return {rows.data, 1, rows.stride};
 }
 
+// Rows in the accumulator's type: the memory itself when it has that type, else
+// a converted copy in `buffer`, which holds kConverted<T, number of rows>.
+template <class T, int kRows>
+inline constexpr int kConverted =
+    std::is_same_v<T, Accumulator<T>> ? 1 : kRows* kMaxHeadDim;
+template <class T>
+inline Rows<const Accumulator<T>> converted(Rows<const T> from, int64_t rows,
+                                            int64_t n, Accumulator<T>* buffer) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return from;
+  } else {
+    for (int64_t i = 0; i < rows; ++i) convert(from[i], buffer + i * n, n);
+    return {buffer, n};
+  }
+}
+
 // --- one AVX register --------------------------------------------------------
 
 template <class A>
-struct Register;
+struct Avx;
 template <>
-struct Register<float> {
+struct Avx<float> {
   using Type = __m256;
   static Type load(const float* p) { return _mm256_loadu_ps(p); }
   // The first `lanes` of them, zeros behind.
@@ -92,7 +108,7 @@ struct Register<float> {
   }
 };
 template <>
-struct Register<double> {
+struct Avx<double> {
   using Type = __m256d;
   static Type load(const double* p) { return _mm256_loadu_pd(p); }
   static __m256i first(int64_t lanes) {
@@ -112,7 +128,7 @@ struct Register<double> {
   }
 };
 template <class A>
-inline constexpr int kWidth = 32 / sizeof(A);
+inline constexpr int kAvxWidth = 32 / sizeof(A);
 
 // --- dots --------------------------------------------------------------------
 
@@ -120,7 +136,7 @@ inline constexpr int kWidth = 32 / sizeof(A);
 // operation.
 template <int M, int N, class A>
 inline void dots_block(int64_t d, Rows<const A> a, Rows<const A> b, Rows<A> c) {
-  using R = Register<A>;
+  using R = Avx<A>;
   constexpr int kSums = (M * N + 3) / 4 * 4;
   typename R::Type sum[kSums];
 #pragma GCC unroll 8
@@ -139,7 +155,7 @@ inline void dots_block(int64_t d, Rows<const A> a, Rows<const A> b, Rows<A> c) {
     }
   };
   int64_t i = 0;
-  for (; i + kWidth<A> <= d; i += kWidth<A>) {
+  for (; i + kAvxWidth<A> <= d; i += kAvxWidth<A>) {
     add([i](const A* row) { return R::load(row + i); });
   }
   if (i < d) {
@@ -186,21 +202,21 @@ inline void dots(int64_t m, int64_t n, int64_t d, Rows<const A> a,
 
 template <int M, int N, class A>
 inline void product_block(int64_t k, Factor<A> a, Rows<const A> b, Rows<A> c) {
-  using R = Register<A>;
+  using R = Avx<A>;
   typename R::Type sum[M][N];
   for (int m = 0; m < M; ++m) {
-    for (int n = 0; n < N; ++n) sum[m][n] = R::load(c[m] + n * kWidth<A>);
+    for (int n = 0; n < N; ++n) sum[m][n] = R::load(c[m] + n * kAvxWidth<A>);
   }
   for (int64_t i = 0; i < k; ++i) {
     typename R::Type y[N];
-    for (int n = 0; n < N; ++n) y[n] = R::load(b[i] + n * kWidth<A>);
+    for (int n = 0; n < N; ++n) y[n] = R::load(b[i] + n * kAvxWidth<A>);
     for (int m = 0; m < M; ++m) {
       const auto x = R::broadcast(a(m, i));
       for (int n = 0; n < N; ++n) sum[m][n] = R::fma(x, y[n], sum[m][n]);
     }
   }
   for (int m = 0; m < M; ++m) {
-    for (int n = 0; n < N; ++n) R::store(c[m] + n * kWidth<A>, sum[m][n]);
+    for (int n = 0; n < N; ++n) R::store(c[m] + n * kAvxWidth<A>, sum[m][n]);
   }
 }
 
@@ -208,7 +224,7 @@ inline void product_block(int64_t k, Factor<A> a, Rows<const A> b, Rows<A> c) {
 template <int M, int N, class A>
 inline void product_rows(int64_t n, int64_t k, Factor<A> a, Rows<const A> b,
                          Rows<A> c) {
-  constexpr int64_t kStep = N * kWidth<A>;
+  constexpr int64_t kStep = N * kAvxWidth<A>;
   int64_t j = 0;
   for (; j + kStep <= n; j += kStep) {
     product_block<M, N>(k, a, b.from(0, j), c.from(0, j));
