@@ -47,6 +47,14 @@ constexpr int64_t rows_per_chunk(int64_t elements) {
   return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, elements));
 }
 
+// Columns of one chunk where a thread owns columns and walks all rows, so that
+// each column's sum has one order: eight chunks when D allows. Narrower than
+// 32, a chunk would waste cache lines; wider than 256, its sums would leave L1.
+inline constexpr int64_t kMaxColumnsPerChunk = 256;
+constexpr int64_t columns_per_chunk(int64_t columns) {
+  return std::clamp<int64_t>(columns / 8 / 32 * 32, 32, kMaxColumnsPerChunk);
+}
+
 // Elements of a row lie side by side; rows may be any distance apart.
 template <class T>
 bool dense_rows(const View<T>& x) {

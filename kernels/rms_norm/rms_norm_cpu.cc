@@ -6,10 +6,6 @@
 namespace tapeline {
 namespace {
 
-// Columns of one chunk of the weight gradient: one cache line or two per row,
-// and enough chunks for several threads at D = 128.
-constexpr int64_t kColumns = 32;
-
 // x and a second tensor of rows like it, a vector of columns, one of rows.
 template <class T, class U, class R>
 void check(const char* op, const View<const T>& x, const View<U>& rows,
@@ -84,19 +80,21 @@ void rms_norm_backward_weight(Launch l, View<const T> dy_ND, View<const T> x_ND,
   using A = Accumulator<T>;
   check("rms_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), rstd_N);
   // Each column is one thread's, which adds the rows in order.
-  l.threads->parallel_for(
-      x_ND.size(1), kColumns, [&](int64_t begin, int64_t end) {
-        A total[kColumns] = {};
-        for (int64_t i = 0; i < x_ND.size(0); ++i) {
-          const T *x = &x_ND(i, begin), *dy = &dy_ND(i, begin);
-          const A rstd = rstd_N(i);
+  l.threads->parallel_for(x_ND.size(1), columns_per_chunk(x_ND.size(1)),
+                          [&](int64_t begin, int64_t end) {
+                            A total[kMaxColumnsPerChunk] = {};
+                            for (int64_t i = 0; i < x_ND.size(0); ++i) {
+                              const T *x = &x_ND(i, begin),
+                                      *dy = &dy_ND(i, begin);
+                              const A rstd = rstd_N(i);
 #pragma omp simd
-          for (int64_t j = 0; j < end - begin; ++j) {
-            total[j] += load(dy[j]) * (load(x[j]) * rstd);
-          }
-        }
-        for (int64_t j = begin; j < end; ++j) dw_D(j) += total[j - begin];
-      });
+                              for (int64_t j = 0; j < end - begin; ++j) {
+                                total[j] += load(dy[j]) * (load(x[j]) * rstd);
+                              }
+                            }
+                            for (int64_t j = begin; j < end; ++j)
+                              dw_D(j) += total[j - begin];
+                          });
 }
 
 // Two additions and multiplications per element for the sum, two for y.

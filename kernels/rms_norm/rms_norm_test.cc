@@ -7,6 +7,7 @@
 #include "tests/support/buffer.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
+#include "tests/support/fixture.h"
 #include "tests/support/threads.h"
 
 namespace tapeline {
@@ -89,6 +90,31 @@ TYPED_TEST(RmsNorm, AgreesWithItsDefinition) {
     EXPECT_TRUE(p.y.guards_intact() && p.dx.guards_intact());
     EXPECT_TRUE(p.rstd.guards_intact() && p.dw.guards_intact());
   }
+}
+
+// The golden weights are not on the bf16 grid.
+template <class T>
+void expect_agreement_with_transformers() {
+  const Fixture golden = Fixture::open("tests/data/ops/misc.safetensors");
+  Problem<T> p({.n = 8, .d = 64, .eps = 1e-5f});
+  p.x.set(golden.values("rms.x"));
+  p.w.set(golden.values("rms.w"));
+  p.dy.set(golden.values("rms.dy"));
+  p.dw.set(std::vector<double>(64, 0.0));
+  p.forward();
+  p.backward();
+  p.backward_weight();
+  const std::vector<float> y = golden.floats("rms.y"),
+                           dx = golden.floats("rms.dx"),
+                           dw = golden.floats("rms.dw");
+  EXPECT_TRUE(Close(p.y.in(), view_of(y, {8, 64}), {.sum_length = 64}));
+  EXPECT_TRUE(Close(p.dx.in(), view_of(dx, {8, 64}), {.sum_length = 64}));
+  EXPECT_TRUE(Close(p.dw.in(), view_of(dw, {64}), {.sum_length = 64}));
+}
+
+TEST(RmsNormGolden, AgreesWithTransformers) {
+  expect_agreement_with_transformers<float>();
+  expect_agreement_with_transformers<double>();
 }
 
 TEST(RmsNormGradient, IsThatOfForward) {

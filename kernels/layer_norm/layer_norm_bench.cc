@@ -1,0 +1,124 @@
+#include <cmath>
+#include <memory>
+
+#include "kernels/bench/bench.h"
+#include "kernels/layer_norm/layer_norm.h"
+
+namespace tapeline::bench {
+namespace {
+
+constexpr float kEps = 1e-6f;
+
+template <class T>
+struct Data {
+  explicit Data(const Arguments& a)
+      : n(a.dims[0]),
+        d(a.dims[1]),
+        x(normal<T>(n * d, 1)),
+        w(normal<T>(d, 2)),
+        b(normal<T>(d, 3)),
+        dy(normal<T>(n * d, 4)),
+        y(n * d),
+        dx(n * d),
+        mean(n),
+        rstd(n),
+        dw(d),
+        db(d) {}
+  void forward(Launch l) {
+    const Data& in = *this;
+    layer_norm_forward(l, view_of(in.x, {n, d}), view_of(in.w, {d}),
+                       view_of(in.b, {d}), kEps, view_of(y, {n, d}),
+                       view_of(mean, {n}), view_of(rstd, {n}));
+  }
+  void backward(Launch l) {
+    const Data& in = *this;
+    layer_norm_backward(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
+                        view_of(in.w, {d}), view_of(in.mean, {n}),
+                        view_of(in.rstd, {n}), view_of(dx, {n, d}));
+    layer_norm_backward_weight(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
+                               view_of(in.mean, {n}), view_of(in.rstd, {n}),
+                               view_of(dw, {d}), view_of(db, {d}));
+  }
+  // (x - mean) * rstd of row i; *r is rstd.
+  std::vector<double> normalized(int64_t i, double* r) const {
+    std::vector<double> h(d);
+    double m = 0, variance = 0;
+    for (int64_t j = 0; j < d; ++j) m += double(x[i * d + j]) / d;
+    for (int64_t j = 0; j < d; ++j) {
+      h[j] = double(x[i * d + j]) - m;
+      variance += h[j] * h[j] / d;
+    }
+    *r = 1 / std::sqrt(variance + kEps);
+    for (double& v : h) v *= *r;
+    return h;
+  }
+
+  int64_t n, d;
+  std::vector<T> x, w, b, dy, y, dx;
+  std::vector<Accumulator<T>> mean, rstd, dw, db;
+};
+
+template <class T>
+Run make_forward(const Arguments& a) {
+  auto data = std::make_shared<Data<T>>(a);
+  return {.launch = [data, l = a.launch] { data->forward(l); },
+          .cost = layer_norm_forward_cost(data->n, data->d, sizeof(T)),
+          .verify =
+              [data](Verifier& verifier) {
+                const int64_t d = data->d;
+                for (int64_t i : sampled_rows(data->n)) {
+                  double rstd;
+                  std::vector<double> y = data->normalized(i, &rstd);
+                  for (int64_t j = 0; j < d; ++j) {
+                    y[j] = y[j] * double(data->w[j]) + double(data->b[j]);
+                  }
+                  verifier.row(View<const T>(data->y.data() + i * d, Shape{d}),
+                               y, d);
+                }
+              }};
+}
+
+// dx, dw and db. The last two grow with every launch, so dx alone is checked.
+template <class T>
+Run make_backward(const Arguments& a) {
+  auto data = std::make_shared<Data<T>>(a);
+  data->forward(a.launch);
+  return {.launch = [data, l = a.launch] { data->backward(l); },
+          .cost = layer_norm_backward_cost(data->n, data->d, sizeof(T)),
+          .verify =
+              [data](Verifier& verifier) {
+                const int64_t d = data->d;
+                for (int64_t i : sampled_rows(data->n)) {
+                  double rstd, g = 0, gh = 0;
+                  std::vector<double> dx = data->normalized(i, &rstd);
+                  const auto g_at = [&](int64_t j) {
+                    return double(data->dy[i * d + j]) * double(data->w[j]);
+                  };
+                  for (int64_t j = 0; j < d; ++j) {
+                    g += g_at(j) / d;
+                    gh += g_at(j) * dx[j] / d;
+                  }
+                  for (int64_t j = 0; j < d; ++j) {
+                    dx[j] = rstd * (g_at(j) - g - dx[j] * gh);
+                  }
+                  verifier.row(View<const T>(data->dx.data() + i * d, Shape{d}),
+                               dx, d);
+                }
+              }};
+}
+
+Run forward(const Arguments& a) {
+  return dispatch_float(a.dtype, [&]<class T>() { return make_forward<T>(a); });
+}
+Run backward(const Arguments& a) {
+  return dispatch_float(a.dtype,
+                        [&]<class T>() { return make_backward<T>(a); });
+}
+
+const std::vector<std::vector<int64_t>> kShapes = {{1024, 128}, {4096, 2048}};
+const bool added =
+    add({"layer_norm", "layernorm_fwd", {"T", "H"}, kShapes, forward}) &&
+    add({"layer_norm", "layernorm_bwd", {"T", "H"}, kShapes, backward});
+
+}  // namespace
+}  // namespace tapeline::bench

@@ -1,0 +1,148 @@
+#include <cmath>
+
+#include "kernels/layer_norm/layer_norm.h"
+#include "kernels/simd_math.h"
+
+namespace tapeline {
+namespace {
+
+template <class T, class U, class S>
+void check(const char* op, const View<const T>& x, const View<U>& rows,
+           int64_t columns, const View<S>& mean, const View<S>& rstd) {
+  CHECK(x.rank() == 2 && rows.shape == x.shape && columns == x.size(1) &&
+        (mean.shape == Shape{x.size(0)}) && rstd.shape == mean.shape)
+      << "[" << op << "] shapes: x is " << describe(x) << ", rows are "
+      << describe(rows) << ", the weight has " << columns << ", mean is "
+      << describe(mean) << ", rstd is " << describe(rstd);
+  CHECK(dense_rows(x) && dense_rows(rows) && dense_rows(mean) &&
+        dense_rows(rstd))
+      << "[" << op << "] last strides: " << describe(x) << ", "
+      << describe(rows) << ", " << describe(mean) << ", " << describe(rstd);
+}
+
+}  // namespace
+
+template <class T>
+void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
+                        View<const T> b_D, float eps, View<T> y_ND,
+                        View<Accumulator<T>> mean_N,
+                        View<Accumulator<T>> rstd_N) {
+  using A = Accumulator<T>;
+  check("layer_norm_forward", x_ND, y_ND, w_D.elements(), mean_N, rstd_N);
+  CHECK_EQ(b_D.elements(), w_D.elements()) << "[layer_norm_forward] b";
+  const int64_t d = x_ND.size(1);
+  const T *w = w_D.data, *b = b_D.data;
+  l.threads->parallel_for(
+      x_ND.size(0), rows_per_chunk(d), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const T* x = &x_ND(i, 0);
+          T* y = &y_ND(i, 0);
+          const A mean = sum(x, d) / static_cast<A>(d);
+          const A squares = lane_sum<A>(d, [&](int64_t j) {
+            const A deviation = load(x[j]) - mean;
+            return deviation * deviation;
+          });
+          const A rstd =
+              1 / std::sqrt(squares / static_cast<A>(d) + static_cast<A>(eps));
+          mean_N(i) = mean;
+          rstd_N(i) = rstd;
+#pragma omp simd
+          for (int64_t j = 0; j < d; ++j) {
+            store(y[j], (load(x[j]) - mean) * rstd * load(w[j]) + load(b[j]));
+          }
+        }
+      });
+}
+
+template <class T>
+void layer_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
+                         View<const T> w_D, View<const Accumulator<T>> mean_N,
+                         View<const Accumulator<T>> rstd_N, View<T> dx_ND) {
+  using A = Accumulator<T>;
+  check("layer_norm_backward", x_ND, dy_ND, w_D.elements(), mean_N, rstd_N);
+  check("layer_norm_backward", x_ND, dx_ND, w_D.elements(), mean_N, rstd_N);
+  const int64_t d = x_ND.size(1);
+  const T* w = w_D.data;
+  l.threads->parallel_for(
+      x_ND.size(0), rows_per_chunk(d), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const T *x = &x_ND(i, 0), *dy = &dy_ND(i, 0);
+          T* dx = &dx_ND(i, 0);
+          const A mean = mean_N(i), rstd = rstd_N(i);
+          const A mean_g = dot(dy, w, d) / static_cast<A>(d);
+          const A mean_gh = lane_sum<A>(d,
+                                        [&](int64_t j) {
+                                          const A h =
+                                              (load(x[j]) - mean) * rstd;
+                                          return load(dy[j]) * load(w[j]) * h;
+                                        }) /
+                            static_cast<A>(d);
+#pragma omp simd
+          for (int64_t j = 0; j < d; ++j) {
+            const A g = load(dy[j]) * load(w[j]);
+            const A h = (load(x[j]) - mean) * rstd;
+            store(dx[j], rstd * (g - mean_g - h * mean_gh));
+          }
+        }
+      });
+}
+
+template <class T>
+void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
+                                View<const T> x_ND,
+                                View<const Accumulator<T>> mean_N,
+                                View<const Accumulator<T>> rstd_N,
+                                View<Accumulator<T>> dw_D,
+                                View<Accumulator<T>> db_D) {
+  using A = Accumulator<T>;
+  check("layer_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), mean_N,
+        rstd_N);
+  CHECK_EQ(db_D.elements(), dw_D.elements()) << "[layer_norm_backward] db";
+  // Each column is one thread's, which adds the rows in order.
+  l.threads->parallel_for(
+      x_ND.size(1), columns_per_chunk(x_ND.size(1)),
+      [&](int64_t begin, int64_t end) {
+        A weight[kMaxColumnsPerChunk] = {}, bias[kMaxColumnsPerChunk] = {};
+        for (int64_t i = 0; i < x_ND.size(0); ++i) {
+          const T *x = &x_ND(i, begin), *dy = &dy_ND(i, begin);
+          const A mean = mean_N(i), rstd = rstd_N(i);
+#pragma omp simd
+          for (int64_t j = 0; j < end - begin; ++j) {
+            weight[j] += load(dy[j]) * ((load(x[j]) - mean) * rstd);
+            bias[j] += load(dy[j]);
+          }
+        }
+        for (int64_t j = begin; j < end; ++j) {
+          dw_D(j) += weight[j - begin];
+          db_D(j) += bias[j - begin];
+        }
+      });
+}
+
+Cost layer_norm_forward_cost(int64_t n, int64_t d, int64_t element_bytes) {
+  return {.flops = 8.0 * n * d,
+          .bytes = 1.0 * element_bytes * (2 * n * d + 2 * d)};
+}
+
+// Of backward and backward_weight together.
+Cost layer_norm_backward_cost(int64_t n, int64_t d, int64_t element_bytes) {
+  return {.flops = 16.0 * n * d,
+          .bytes = 1.0 * element_bytes * (3 * n * d + d) + 8.0 * d};
+}
+
+#define TAPELINE_LAYER_NORM(T)                                                 \
+  template void layer_norm_forward(                                            \
+      Launch, View<const T>, View<const T>, View<const T>, float, View<T>,     \
+      View<Accumulator<T>>, View<Accumulator<T>>);                             \
+  template void layer_norm_backward(Launch, View<const T>, View<const T>,      \
+                                    View<const T>, View<const Accumulator<T>>, \
+                                    View<const Accumulator<T>>, View<T>);      \
+  template void layer_norm_backward_weight(                                    \
+      Launch, View<const T>, View<const T>, View<const Accumulator<T>>,        \
+      View<const Accumulator<T>>, View<Accumulator<T>>, View<Accumulator<T>>);
+TAPELINE_LAYER_NORM(float)
+TAPELINE_LAYER_NORM(bf16)
+TAPELINE_LAYER_NORM(double)
+#undef TAPELINE_LAYER_NORM
+
+}  // namespace tapeline
