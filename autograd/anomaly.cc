@@ -41,9 +41,10 @@ void check_finite(const char* op, uint32_t scope, const char* phase, int index,
     for (int64_t i = 0; i < whole.elements(); ++i) {
       const double value = static_cast<double>(data[i]);
       if (std::isfinite(value)) continue;
-      AnomalyRecorder::keep(
-          {op, layer_path(scope), phase, index, i,
-           std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"});
+      AnomalyRecorder::keep({op, layer_path(scope), phase, index, i,
+                             std::isnan(value) ? "nan"
+                             : value > 0       ? "inf"
+                                               : "-inf"});
       return;
     }
   });

@@ -1,8 +1,9 @@
 // NaN localisation: where the first non-finite value appeared.
 //
-// Off by default; while on (per thread, scoped) every recorded op's outputs and
-// every gradient it makes are checked, and the first hit is kept: op, layer
-// path, phase and element. The run goes on; the caller asks afterwards.
+// Off by default; while on (per thread, scoped) the outputs of every op and
+// every gradient it makes or adds to are checked, and the first hit is kept:
+// op, layer path, phase and element. The run goes on; the caller asks
+// afterwards.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace tapeline {
 struct Anomaly {
   std::string op;
   std::string layer;  // layers.3.mlp
-  std::string phase;  // "forward", "backward"
-  int tensor = 0;     // output or input number
+  std::string phase;  // "forward", "backward", "weight gradient"
+  int tensor = 0;     // number of the output, input or parameter
   int64_t element = 0;
   std::string value;  // "nan", "inf", "-inf"
 };

@@ -9,16 +9,17 @@ namespace tapeline {
 
 const Tensor& ParameterGradients::accumulator(const Parameter& parameter,
                                               int site) {
-  std::vector<Site>& sites = sums_[parameter.key()];
+  Sums& sums = sums_[parameter.key()];
+  if (!sums.parameter.defined()) sums.parameter = parameter;
+  std::vector<Site>& sites = sums.sites;
   auto at = std::lower_bound(
       sites.begin(), sites.end(), site,
       [](const Site& entry, int wanted) { return entry.site < wanted; });
   if (at == sites.end() || at->site != site) {
     const Tensor& value = parameter.value();
-    at = sites.insert(
-        at, {site, Tensor::zeros(value.shape(),
-                                 accumulator_dtype(value.dtype()),
-                                 Tag::kGradient)});
+    at = sites.insert(at, {site, Tensor::zeros(value.shape(),
+                                               accumulator_dtype(value.dtype()),
+                                               Tag::kGradient)});
   }
   at->used = true;
   return at->sum;
@@ -28,7 +29,7 @@ Tensor ParameterGradients::combined(const Parameter& parameter) {
   auto found = sums_.find(parameter.key());
   if (found == sums_.end()) return {};
   Site* first = nullptr;
-  for (Site& site : found->second) {
+  for (Site& site : found->second.sites) {
     if (!site.used) continue;
     if (first == nullptr) {
       first = &site;
@@ -47,13 +48,13 @@ Tensor ParameterGradients::combined(const Parameter& parameter) {
 bool ParameterGradients::reached(const Parameter& parameter) const {
   auto found = sums_.find(parameter.key());
   return found != sums_.end() &&
-         std::any_of(found->second.begin(), found->second.end(),
+         std::any_of(found->second.sites.begin(), found->second.sites.end(),
                      [](const Site& site) { return site.used; });
 }
 
 void ParameterGradients::zero() {
-  for (auto& [key, sites] : sums_) {
-    for (Site& site : sites) {
+  for (auto& [key, sums] : sums_) {
+    for (Site& site : sums.sites) {
       if (site.used) site.sum.set_zero();
       site.used = false;
     }

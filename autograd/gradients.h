@@ -19,7 +19,7 @@ namespace tapeline {
 
 class ParameterGradients {
  public:
-  // What a kernel adds into.
+  // What a kernel adds into; valid until the next call.
   const Tensor& accumulator(const Parameter& parameter, int site);
   // The sum over sites in site order; undefined if nothing was ever added since
   // zero(). Folds the other sites into the first, so call it once per step.
@@ -35,7 +35,11 @@ class ParameterGradients {
     Tensor sum;
     bool used = false;
   };
-  absl::flat_hash_map<const Parameter::State*, std::vector<Site>> sums_;
+  struct Sums {
+    Parameter parameter;  // keeps the key from being reused
+    std::vector<Site> sites;
+  };
+  absl::flat_hash_map<const Parameter::State*, Sums> sums_;
 };
 
 // The dtype statistics and weight gradients of `dtype` are kept in.

@@ -1,6 +1,8 @@
 #include "autograd/mode.h"
 
+#include <deque>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,23 +17,29 @@ thread_local uint32_t current_scope = 0;
 
 // Every path ever entered: a trie of (parent, name). Small: one entry per
 // layer part of the models in the process.
+using Step = std::pair<uint32_t, std::string_view>;
 struct ScopeTable {
   std::mutex mutex;
-  std::vector<std::pair<uint32_t, std::string>> entries = {{0, ""}};
-  absl::flat_hash_map<std::pair<uint32_t, std::string>, uint32_t> ids;
+  std::deque<std::string> names;  // what steps view; never moves
+  std::vector<Step> steps = {{0, ""}};
+  absl::flat_hash_map<Step, uint32_t> ids;
 };
 ScopeTable& scope_table() {
   static ScopeTable& table = *new ScopeTable;
   return table;
 }
 
-uint32_t enter(uint32_t parent, std::string name) {
+uint32_t enter(uint32_t parent, std::string_view name) {
   ScopeTable& table = scope_table();
   std::lock_guard lock(table.mutex);
-  auto [entry, fresh] = table.ids.try_emplace(
-      {parent, std::move(name)}, static_cast<uint32_t>(table.entries.size()));
-  if (fresh) table.entries.emplace_back(parent, entry->first.second);
-  return entry->second;
+  if (auto known = table.ids.find(Step(parent, name));
+      known != table.ids.end()) {
+    return known->second;
+  }
+  const auto id = static_cast<uint32_t>(table.steps.size());
+  table.steps.emplace_back(parent, table.names.emplace_back(name));
+  table.ids.emplace(table.steps.back(), id);
+  return id;
 }
 
 }  // namespace
@@ -47,12 +55,11 @@ UseSite::UseSite(int site) : previous_(current_site) { current_site = site; }
 UseSite::~UseSite() { current_site = previous_; }
 
 LayerScope::LayerScope(std::string_view name) : previous_(current_scope) {
-  current_scope = enter(previous_, std::string(name));
+  current_scope = enter(previous_, name);
 }
 LayerScope::LayerScope(std::string_view name, int index)
     : previous_(current_scope) {
-  current_scope =
-      enter(previous_, std::string(name) + "." + std::to_string(index));
+  current_scope = enter(enter(previous_, name), std::to_string(index));
 }
 LayerScope::~LayerScope() { current_scope = previous_; }
 
@@ -62,8 +69,8 @@ std::string layer_path(uint32_t scope) {
   ScopeTable& table = scope_table();
   std::lock_guard lock(table.mutex);
   std::string path;
-  for (; scope != 0; scope = table.entries[scope].first) {
-    const std::string& name = table.entries[scope].second;
+  for (; scope != 0; scope = table.steps[scope].first) {
+    const std::string name(table.steps[scope].second);
     path = path.empty() ? name : name + "." + path;
   }
   return path;

@@ -42,8 +42,8 @@ class UseSite {
   int previous_;
 };
 
-// Names the part of the model that runs, for reports: layers.3.mlp. `name`
-// is copied on first use of its path; entering a known path allocates nothing.
+// Names the part of the model that runs, for reports: layers.3.mlp. Entering a
+// path for the first time copies its name, later entries allocate nothing.
 class LayerScope {
  public:
   explicit LayerScope(std::string_view name);

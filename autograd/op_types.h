@@ -26,9 +26,9 @@ struct RopeConfig {
   bool interleaved = false;  // pairs (2j, 2j+1), else (j, j + dim/2)
   Scaling scaling = Scaling::kDefault;
   double factor = 1;
-  double beta_fast = 32, beta_slow = 1;            // yarn
-  double attention_factor = 1;                     // yarn: scales cos and sin
-  bool truncate = true;                            // yarn: whole-number bounds
+  double beta_fast = 32, beta_slow = 1;  // yarn
+  double attention_factor = 1;           // yarn: scales cos and sin
+  bool truncate = true;                  // yarn: whole-number bounds
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   int64_t original_max_position = 0;
 };

@@ -122,8 +122,8 @@ CrossEntropy linear_cross_entropy(const Tensor& x_TD, const Parameter& w_VD,
                                   const Tensor& label_T,
                                   const Tensor& weight_T);
 // mean-balanced load is 1: E sum_e f[e] mean_t p[t,e], f the share of
-// assignments that went to e, a constant. valid_T (u8, may be undefined) is 0 at
-// padding, which counts nowhere. bias_E is read by kSigmoidBiased alone.
+// assignments that went to e, a constant. valid_T (u8, may be undefined) is 0
+// at padding, which counts nowhere. bias_E is read by kSigmoidBiased alone.
 Tensor balance_loss(const Tensor& logits_TE, const Tensor& bias_E,
                     const Tensor& expert_TK, const Tensor& valid_T,
                     const BalanceRule& rule);

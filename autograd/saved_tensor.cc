@@ -22,17 +22,24 @@ HookScope::~HookScope() { hook_stack.pop_back(); }
 int hook_depth() { return static_cast<int>(hook_stack.size()); }
 
 void SavedTensor::save(const Tensor& tensor) {
-  CHECK(!kept_ && hooks_ == 0) << "a saved tensor is saved once";
+  CHECK(!*this) << "a saved tensor is saved once";
   if (!tensor) return;
+  Tape::State* tape = internal::current_tape();
+  CHECK(tape != nullptr && !tape->nodes.empty())
+      << "a tensor is saved outside of an op being recorded";
+  Node& node = *tape->nodes.back();
+  node.saved_bytes += tensor.bytes();
+  op_ = node.name;
+  scope_ = node.scope;
   kept_ = tensor.detach();
-  internal::count_saved(kept_.bytes());
-  for (size_t i = hook_stack.size(); i-- > 0;) {
-    if (!kept_) break;
-    CHECK_LT(hooks_, kMaxHooks) << "too many nested saved-tensor hooks";
-    internal::retain_hooks(hook_stack[i]);
+  if (!hook_stack.empty()) {
+    entries_ = reinterpret_cast<Entry*>(
+        tape->allocate(hook_stack.size() * sizeof(Entry)));
+  }
+  for (size_t i = hook_stack.size(); i-- > 0 && kept_;) {
+    tape->retain(hook_stack[i]);
     SavedTensorHooks* hooks = hook_stack[i].get();
-    entries_[hooks_] = {hooks, hooks->pack(kept_)};
-    ++hooks_;
+    entries_[hooks_++] = {hooks, hooks->pack(kept_)};
   }
   if (kept_) version_ = kept_.storage()->version();
 }
@@ -40,19 +47,20 @@ void SavedTensor::save(const Tensor& tensor) {
 Tensor SavedTensor::unpack() const {
   if (kept_) {
     CHECK_EQ(kept_.storage()->version(), version_)
-        << "a tensor saved for backward was written in place: " << kept_
-        << "; ";
+        << "[" << op_
+        << "] a tensor saved for backward was written in place: " << kept_
+        << ", layer '" << layer_path(scope_) << "'; ";
   }
-  if (hooks_ == 0) return kept_;
   Tensor tensor = kept_;
-  for (int i = hooks_; i-- > 0;) {
+  for (int32_t i = hooks_; i-- > 0;) {
     tensor = entries_[i].hooks->unpack(entries_[i].handle, tensor);
   }
   return tensor;
 }
 
 void SavedTensor::reset() {
-  for (int i = hooks_; i-- > 0;) entries_[i].hooks->drop(entries_[i].handle);
+  for (int32_t i = hooks_; i-- > 0;)
+    entries_[i].hooks->drop(entries_[i].handle);
   hooks_ = 0;
   kept_ = Tensor();
 }

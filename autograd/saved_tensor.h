@@ -7,12 +7,11 @@
 // leaves it undefined, and hooks further out are not asked. The destructor
 // drops, so what hooks hold is returned even if backward never runs.
 // What is kept must not be written in between: unpack() checks the storage's
-// version, with and without hooks.
-// Hooks must outlive the tape that saved through them: HookScope registers them
-// with it. One thread per tape.
+// version, with and without hooks, and names the op and the tensor.
+// Hooks live as long as the tape that saved through them, also when their scope
+// has ended. A saved tensor does not outlive its tape. One thread per tape.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -48,8 +47,6 @@ int hook_depth();
 
 class SavedTensor {
  public:
-  static constexpr int kMaxHooks = 3;
-
   SavedTensor() = default;
   ~SavedTensor() { reset(); }
   SavedTensor(const SavedTensor&) = delete;
@@ -60,7 +57,9 @@ class SavedTensor {
   void save(const Tensor& tensor);
   Tensor unpack() const;
   void reset();
-  explicit operator bool() const { return static_cast<bool>(kept_) || hooks_ > 0; }
+  explicit operator bool() const {
+    return static_cast<bool>(kept_) || hooks_ > 0;
+  }
 
  private:
   struct Entry {
@@ -68,9 +67,11 @@ class SavedTensor {
     SavedHandle handle;
   };
   Tensor kept_;
-  uint32_t version_ = 0;
+  Entry* entries_ = nullptr;  // innermost first; the tape's memory
   int32_t hooks_ = 0;
-  std::array<Entry, kMaxHooks> entries_;
+  uint32_t version_ = 0;
+  const char* op_ = "";
+  uint32_t scope_ = 0;
 };
 
 }  // namespace tapeline

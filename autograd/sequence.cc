@@ -23,6 +23,8 @@ Sequence Sequence::packed(const std::vector<int32_t>& cu_seqlens) {
 }
 
 Sequence Sequence::appended(int64_t cached, int64_t count) {
+  CHECK(cached >= 0 && count >= 0)
+      << "[sequence] " << count << " tokens after " << cached;
   std::vector<int32_t> begin, end, position;
   for (int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<int32_t>(cached + i);

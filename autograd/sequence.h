@@ -20,7 +20,7 @@ struct Sequence {
 
   int64_t tokens() const { return begin_T.size(0); }
 
-  // cu_seqlens: 0, then the end of each sequence, increasing.
+  // cu_seqlens: 0, then the end of each sequence, never decreasing.
   static Sequence packed(const std::vector<int32_t>& cu_seqlens);
   // `count` new tokens after `cached` ones of a single sequence.
   static Sequence appended(int64_t cached, int64_t count);

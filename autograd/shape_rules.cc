@@ -23,7 +23,9 @@ absl::StatusOr<Shape> same(std::string_view op, const Shape& a,
 }
 
 absl::StatusOr<Shape> reshape(const Shape& x, const Shape& to) {
-  if (x.elements() == to.elements()) return to;
+  bool negative = false;
+  for (int64_t extent : to) negative |= extent < 0;
+  if (!negative && x.elements() == to.elements()) return to;
   return bad("[reshape] ", str(x), " does not hold ", str(to));
 }
 
@@ -53,8 +55,7 @@ absl::StatusOr<Shape> head_linear(const Shape& x, const Shape& w,
 absl::StatusOr<Shape> norm(std::string_view op, const Shape& x,
                            const Shape& w) {
   if (x.rank() < 1 || w.rank() != 1 || x[-1] != w[0]) {
-    return bad("[", std::string(op), "] x is ", str(x), ", weight is ",
-               str(w));
+    return bad("[", std::string(op), "] x is ", str(x), ", weight is ", str(w));
   }
   return x;
 }
@@ -117,8 +118,8 @@ absl::StatusOr<Shape> sparse_attention(const Shape& q, const Shape& kv,
 
 absl::StatusOr<Shape> router(const Shape& logits, const RouterRule& rule) {
   if (logits.rank() != 2 || rule.top_k < 1 || rule.top_k > logits[1] ||
-      rule.groups < 1 || logits[1] % rule.groups != 0 ||
-      rule.top_groups < 1 || rule.top_groups > rule.groups ||
+      rule.groups < 1 || logits[1] % rule.groups != 0 || rule.top_groups < 1 ||
+      rule.top_groups > rule.groups ||
       rule.top_k > logits[1] / rule.groups * rule.top_groups) {
     return bad("[router] logits are ", str(logits), ", top_k ", rule.top_k,
                ", groups ", rule.groups, ", top_groups ", rule.top_groups);

@@ -15,10 +15,42 @@ namespace tapeline {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 16;
+constexpr size_t kKeptChunks = 1024;
 
 thread_local Tape::State* current = nullptr;
 std::atomic<uint64_t> next_tape_id{1};
 std::atomic<int64_t> node_count{0};
+
+// Chunks of finished tapes, for the next ones: a steady step asks the system
+// for no memory and touches no page for the first time.
+struct FreeChunks {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<std::byte[]>> chunks;
+};
+FreeChunks& free_chunks() {
+  static FreeChunks& free = *new FreeChunks;
+  return free;
+}
+std::unique_ptr<std::byte[]> take_chunk() {
+  FreeChunks& free = free_chunks();
+  {
+    std::lock_guard lock(free.mutex);
+    if (!free.chunks.empty()) {
+      auto chunk = std::move(free.chunks.back());
+      free.chunks.pop_back();
+      return chunk;
+    }
+  }
+  return std::make_unique_for_overwrite<std::byte[]>(kChunkBytes);
+}
+void give_chunks(std::vector<std::unique_ptr<std::byte[]>> chunks) {
+  FreeChunks& free = free_chunks();
+  std::lock_guard lock(free.mutex);
+  for (auto& chunk : chunks) {
+    if (free.chunks.size() == kKeptChunks) break;
+    free.chunks.push_back(std::move(chunk));
+  }
+}
 
 // Names of live tapes, for the message about a tensor of another one.
 struct LiveTapes {
@@ -30,18 +62,21 @@ LiveTapes& live_tapes() {
   return live;
 }
 std::string tape_name(uint64_t id) {
+  if (id == 0) return "no tape (made in Shadow mode)";
   LiveTapes& live = live_tapes();
   std::lock_guard lock(live.mutex);
   auto found = live.names.find(id);
-  return found == live.names.end() ? "a finished tape" : found->second;
+  return found == live.names.end() ? "a finished tape"
+                                   : "tape '" + found->second + "'";
 }
 
 // The slot of an input on this tape; 0 if it wants no gradient.
-uint32_t slot_on(const Tape::State& tape, const Tensor& x) {
+uint32_t slot_on(const Tape::State& tape, const Tensor& x, const char* op) {
   if (!x.requires_grad) return 0;
   CHECK_EQ(x.tape, tape.id)
-      << "a tensor of tape '" << tape_name(x.tape) << "' is used on tape '"
-      << tape.name << "': " << x << "; detach() it or mark it with input()";
+      << "[" << op << "] a tensor of " << tape_name(x.tape)
+      << " is used on tape '" << tape.name << "': " << x
+      << "; detach() it or mark it with input()";
   return x.slot;
 }
 
@@ -74,9 +109,9 @@ int64_t live_nodes() { return node_count.load(); }
 
 std::byte* Tape::State::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
-  if (used + bytes > capacity) {
-    capacity = std::max(kChunkBytes, bytes);
-    chunks.push_back(std::make_unique_for_overwrite<std::byte[]>(capacity));
+  CHECK_LE(bytes, kChunkBytes);
+  if (chunks.empty() || used + bytes > kChunkBytes) {
+    chunks.push_back(take_chunk());
     used = 0;
   }
   std::byte* at = chunks.back().get() + used;
@@ -90,8 +125,18 @@ void Tape::State::free_node(size_t index) {
   node_count.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void Tape::State::retain(const std::shared_ptr<SavedTensorHooks>& wanted) {
+  // The same few hooks come again and again; the newest is the likeliest.
+  for (size_t i = hooks.size(); i-- > 0;) {
+    if (hooks[i] == wanted) return;
+  }
+  hooks.push_back(wanted);
+}
+
 Tape::State::~State() {
+  CHECK(current != this) << "tape '" << name << "' ends while it records";
   for (size_t i = nodes.size(); i-- > 0;) free_node(i);
+  give_chunks(std::move(chunks));
   LiveTapes& live = live_tapes();
   std::lock_guard lock(live.mutex);
   live.names.erase(id);
@@ -136,22 +181,6 @@ namespace internal {
 
 Tape::State* current_tape() { return current; }
 
-void retain_hooks(const std::shared_ptr<SavedTensorHooks>& hooks) {
-  CHECK(current != nullptr) << "saved tensors belong to a tape";
-  auto& kept = current->hooks;
-  // The same few hooks come again and again; the newest is the likeliest.
-  for (size_t i = kept.size(); i-- > 0;) {
-    if (kept[i] == hooks) return;
-  }
-  kept.push_back(hooks);
-}
-
-void count_saved(int64_t bytes) {
-  if (current == nullptr || current->nodes.empty()) return;
-  current->nodes.back()->saved_bytes +=
-      static_cast<uint32_t>((bytes + 1023) / 1024);
-}
-
 Recording begin(const char* name, std::span<const Tensor* const> inputs,
                 std::span<const Parameter* const> parameters,
                 std::span<Tensor* const> outputs) {
@@ -189,7 +218,7 @@ void finish(Node* node, const char* name, std::span<const Tensor* const> inputs,
   node->slots = reinterpret_cast<uint32_t*>(
       tape.allocate((input_count + output_count) * sizeof(uint32_t)));
   for (size_t i = 0; i < input_count; ++i) {
-    node->slots[i] = slot_on(tape, *inputs[i]);
+    node->slots[i] = slot_on(tape, *inputs[i], name);
   }
   for (size_t i = 0; i < output_count; ++i) {
     Tensor& output = *outputs[i];
@@ -214,6 +243,20 @@ void Backward::add(int input, Tensor gradient) {
   add_to_slot(tape_.slots[slot], std::move(gradient));
 }
 
+const Tensor& Backward::accumulator(const ParameterUse& use) {
+  const Tensor& sum = grads_.accumulator(use.parameter(), use.site());
+  if (internal::anomaly_on()) added_to_.push_back(sum);
+  return sum;
+}
+
+void Backward::run_weights() {
+  node_.backward_weights(*this);
+  for (size_t i = 0; i < added_to_.size(); ++i) {
+    internal::check_finite(node_.name, node_.scope, "weight gradient",
+                           static_cast<int>(i), added_to_[i]);
+  }
+}
+
 namespace {
 
 // Takes the gradients of a node's outputs out of their slots; false if none
@@ -224,8 +267,8 @@ bool take_output_grads(Tape::State& tape, const Node& node,
   bool any = false;
   for (int i = 0; i < node.outputs; ++i) {
     const uint32_t slot = node.slots[node.inputs + i];
-    grads[i] = slot == 0 ? Tensor()
-                         : contiguous(std::exchange(tape.slots[slot], {}));
+    grads[i] =
+        slot == 0 ? Tensor() : contiguous(std::exchange(tape.slots[slot], {}));
     any |= static_cast<bool>(grads[i]);
   }
   return any;
@@ -246,7 +289,11 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
   for (const Seed& seed : seeds) {
     CHECK(seed.output.requires_grad)
         << "backward from " << seed.output << ", which requires no gradient";
-    add_to_slot(tape.slots[slot_on(tape, seed.output)], seed.grad);
+    CHECK(seed.grad && seed.grad.shape() == seed.output.shape() &&
+          seed.grad.dtype() == seed.output.dtype())
+        << "backward from " << seed.output << " with a gradient that is "
+        << seed.grad;
+    add_to_slot(tape.slots[slot_on(tape, seed.output, "backward")], seed.grad);
   }
   if (parts == Parts::kInputs) tape.weight_stash.resize(tape.nodes.size());
   std::vector<Tensor> grads;
@@ -259,7 +306,7 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
       node.backward_inputs(b);
       if (node.has_weights()) {
         if (parts == Parts::kBoth) {
-          node.backward_weights(b);
+          b.run_weights();
         } else {
           tape.weight_stash[i] = std::move(grads);
           keep = true;
@@ -311,7 +358,7 @@ void Tape::backward_weights(ParameterGradients& grads) {
     if (tape.weight_stash[i].empty()) continue;
     Node& node = *tape.nodes[i];
     Backward b(tape, node, grads, tape.weight_stash[i].data(), Retain::kNo);
-    node.backward_weights(b);
+    b.run_weights();
     tape.weight_stash[i].clear();
     tape.free_node(i);
   }
@@ -323,7 +370,7 @@ void Tape::print(std::ostream& out) const {
     const Node* node = state_->nodes[i];
     if (node == nullptr) continue;
     out << i << "  " << node->name << "  " << layer_path(node->scope) << "  "
-        << node->output_shape << "  saved " << node->saved_bytes << " KiB\n";
+        << node->output_shape << "  saved " << node->saved_bytes << " bytes\n";
   }
 }
 

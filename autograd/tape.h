@@ -52,23 +52,44 @@ class Node {
   virtual bool has_weights() const { return false; }
 
   const char* name = "";
-  uint32_t scope = 0;        // layer_path(scope)
-  uint32_t saved_bytes = 0;  // by SavedTensor::save, in KiB rounded up
+  uint32_t scope = 0;       // layer_path(scope)
+  int64_t saved_bytes = 0;  // of all tensors it saved, before hooks
   // Slots of inputs, then of outputs; 0: no gradient wanted.
   uint32_t* slots = nullptr;
   uint16_t inputs = 0, outputs = 0;
   Shape output_shape;  // of output 0, for printing
 };
 
-// A trainable parameter as used by a node: undefined if frozen.
-struct ParameterUse {
-  Parameter parameter;
-  int site = 0;
+// A parameter as a node uses it: its value is not saved through hooks, but
+// must not be written before backward either.
+class ParameterUse {
+ public:
   ParameterUse() = default;
-  explicit ParameterUse(const Parameter& p) : site(use_site()) {
-    if (p.trainable()) parameter = p;
+  explicit ParameterUse(const Parameter& parameter)
+      : parameter_(parameter),
+        storage_(parameter.value().storage()->id()),
+        version_(parameter.value().storage()->version()),
+        site_(use_site()),
+        trainable_(parameter.trainable()) {}
+
+  bool trainable() const { return trainable_; }
+  const Parameter& parameter() const { return parameter_; }
+  int site() const { return site_; }
+  // CHECKs that it was not written since.
+  const Tensor& value() const {
+    const Storage& storage = *parameter_.value().storage();
+    CHECK(storage.id() == storage_ && storage.version() == version_)
+        << "parameter '" << parameter_.name() << "', " << parameter_.value()
+        << ", was written between forward and backward";
+    return parameter_.value();
   }
-  bool trainable() const { return parameter.defined(); }
+
+ private:
+  Parameter parameter_;
+  uint64_t storage_ = 0;
+  uint32_t version_ = 0;
+  int site_ = 0;
+  bool trainable_ = false;
 };
 
 enum class Retain : bool { kNo, kYes };
@@ -90,6 +111,7 @@ class Tape {
   Tensor input(const Tensor& x);
 
   // Gradients of the inputs, in order of input(); undefined where none flowed.
+  // They may share bytes with each other and with a seed: not to be written.
   std::vector<Tensor> backward(const std::vector<Seed>& seeds,
                                ParameterGradients& grads,
                                Retain retain = Retain::kNo);
@@ -103,7 +125,7 @@ class Tape {
   const std::string& name() const;
   uint64_t id() const;
   int64_t nodes() const;
-  // One line per node: op, layer, output shape, saved KiB.
+  // One line per node: op, layer, output shape, saved bytes.
   void print(std::ostream& out) const;
 
   struct State;
@@ -165,9 +187,9 @@ class Backward {
   // Gives a gradient to an input that needs it (else does nothing).
   void add(int input, Tensor gradient);
   // What the W part adds into.
-  const Tensor& accumulator(const ParameterUse& use) {
-    return grads_.accumulator(use.parameter, use.site);
-  }
+  const Tensor& accumulator(const ParameterUse& use);
+  // Runs the node's W part.
+  void run_weights();
   ParameterGradients& parameter_gradients() { return grads_; }
 
  private:
@@ -176,6 +198,7 @@ class Backward {
   ParameterGradients& grads_;
   const Tensor* output_grads_;
   Retain retain_;
+  std::vector<Tensor> added_to_;  // in anomaly mode
 };
 
 namespace internal {

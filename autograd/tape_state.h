@@ -14,7 +14,7 @@ struct Tape::State {
   std::string name;
   uint64_t id = 0;
   std::vector<std::unique_ptr<std::byte[]>> chunks;  // nodes live in here
-  size_t used = 0, capacity = 0;                     // of the last chunk
+  size_t used = 0;                                   // of the last chunk
   std::vector<Node*> nodes;                          // null once freed
   uint32_t next_slot = 1;
   std::vector<uint32_t> input_slots;
@@ -25,17 +25,16 @@ struct Tape::State {
   bool consumed = false, running = false;
 
   ~State();
+  // Memory for the tape's lifetime, aligned to 16.
   std::byte* allocate(size_t bytes);
   void free_node(size_t index);
+  // Keeps hooks alive as long as the tape.
+  void retain(const std::shared_ptr<SavedTensorHooks>& hooks);
 };
 
 namespace internal {
 
 Tape::State* current_tape();
-// Keeps hooks alive as long as the current tape.
-void retain_hooks(const std::shared_ptr<SavedTensorHooks>& hooks);
-// Adds to the saved bytes of the node recorded last.
-void count_saved(int64_t bytes);
 
 }  // namespace internal
 }  // namespace tapeline

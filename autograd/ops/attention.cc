@@ -25,8 +25,7 @@ struct AttentionNode : Node {
       const auto first = read<int32_t>(begin);
       const auto last = read<int32_t>(end);
       attention_backward<T>(launch(), read<T>(b.grad()), read<T>(q_THD),
-                            read<T>(k_SGD), read<T>(v_SGV),
-                            read<T>(o.unpack()),
+                            read<T>(k_SGD), read<T>(v_SGV), read<T>(o.unpack()),
                             read<Accumulator<T>>(lse.unpack()),
                             {first.view(), last.view()}, scale, write<T>(dq),
                             write<T>(dk), write<T>(dv));
@@ -43,10 +42,10 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                  const Sequence& sequence, double scale) {
   const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in),
                v = rows_or_copy(v_in);
-  Tensor o = Tensor::empty(
-      internal::checked(shape_rules::attention(q.shape(), k.shape(), v.shape(),
-                                               sequence.tokens())),
-      q.dtype());
+  Tensor o =
+      Tensor::empty(internal::checked(shape_rules::attention(
+                        q.shape(), k.shape(), v.shape(), sequence.tokens())),
+                    q.dtype());
   const Tensor lse_TH =
       Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()));
   dispatch_float(q.dtype(), [&]<class T>() {
@@ -56,8 +55,7 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                          {first.view(), last.view()}, scale, write<T>(o),
                          write<Accumulator<T>>(lse_TH));
   });
-  if (auto* n =
-          push<AttentionNode>("attention", {&q_in, &k_in, &v_in}, {&o})) {
+  if (auto* n = push<AttentionNode>("attention", {&q_in, &k_in, &v_in}, {&o})) {
     n->q.save(q);
     n->k.save(k);
     n->v.save(v);

@@ -12,6 +12,7 @@ namespace {
 
 using internal::broadcast;
 using internal::empty_like;
+using internal::rows_or_copy;
 
 template <class F>
 void dispatch_acc(const Tensor& logits, F&& f) {
@@ -36,9 +37,12 @@ TokenSet token_set(const Tensor& valid_T) {
 
 BalanceKind kernel_kind(const BalanceRule& rule) {
   switch (rule.kind) {
-    case BalanceRule::Kind::kSigmoidBiased: return BalanceKind::kBiasedSigmoid;
-    case BalanceRule::Kind::kSoftmax: return BalanceKind::kSoftmax;
-    case BalanceRule::Kind::kSigmoid: break;
+    case BalanceRule::Kind::kSigmoidBiased:
+      return BalanceKind::kBiasedSigmoid;
+    case BalanceRule::Kind::kSoftmax:
+      return BalanceKind::kSoftmax;
+    case BalanceRule::Kind::kSigmoid:
+      break;
   }
   return BalanceKind::kSigmoid;
 }
@@ -86,16 +90,17 @@ struct ZLossNode : Node {
 
 }  // namespace
 
-Tensor balance_loss(const Tensor& logits_TE, const Tensor& bias_in,
+Tensor balance_loss(const Tensor& logits_in, const Tensor& bias_in,
                     const Tensor& expert_TK, const Tensor& valid_T,
                     const BalanceRule& rule) {
+  const Tensor logits_TE = rows_or_copy(logits_in);
   CHECK(logits_TE.rank() == 2 && expert_TK.rank() == 2 &&
         logits_TE.size(0) == expert_TK.size(0))
       << "[balance_loss] logits are " << logits_TE << ", experts are "
       << expert_TK;
   const Tensor counts_E = Tensor::empty({logits_TE.size(1)}, DType::kI32);
-  count_experts<int32_t>(launch(), read<int32_t>(expert_TK),
-                         token_set(valid_T), write<int32_t>(counts_E));
+  count_experts<int32_t>(launch(), read<int32_t>(expert_TK), token_set(valid_T),
+                         write<int32_t>(counts_E));
   const Tensor bias_E = bias_in && bias_in.dtype() != logits_TE.dtype()
                             ? cast(bias_in.detach(), logits_TE.dtype())
                             : bias_in;
@@ -105,7 +110,7 @@ Tensor balance_loss(const Tensor& logits_TE, const Tensor& bias_in,
                             optional_view<A>(bias_E), read<int32_t>(counts_E),
                             token_set(valid_T), write<A>(loss));
   });
-  if (auto* n = push<BalanceNode>("balance_loss", {&logits_TE}, {&loss})) {
+  if (auto* n = push<BalanceNode>("balance_loss", {&logits_in}, {&loss})) {
     n->logits_TE.save(logits_TE);
     n->bias_E.save(bias_E);
     n->counts_E.save(counts_E);
@@ -115,14 +120,15 @@ Tensor balance_loss(const Tensor& logits_TE, const Tensor& bias_in,
   return loss;
 }
 
-Tensor z_loss(const Tensor& logits_TE, const Tensor& valid_T) {
+Tensor z_loss(const Tensor& logits_in, const Tensor& valid_T) {
+  const Tensor logits_TE = rows_or_copy(logits_in);
   CHECK_EQ(logits_TE.rank(), 2) << "[z_loss] logits are " << logits_TE;
   Tensor loss = Tensor::empty({1}, logits_TE.dtype());
   dispatch_acc(logits_TE, [&]<class A>() {
     z_loss_forward<A>(launch(), read<A>(logits_TE), token_set(valid_T),
                       write<A>(loss));
   });
-  if (auto* n = push<ZLossNode>("z_loss", {&logits_TE}, {&loss})) {
+  if (auto* n = push<ZLossNode>("z_loss", {&logits_in}, {&loss})) {
     n->logits_TE.save(logits_TE);
     n->valid_T.save(valid_T);
   }
@@ -132,8 +138,8 @@ Tensor z_loss(const Tensor& logits_TE, const Tensor& valid_T) {
 Tensor count_experts(const Tensor& expert_TK, const Tensor& valid_T,
                      int64_t experts) {
   const Tensor counts_E = Tensor::empty({experts}, DType::kI64);
-  count_experts<int64_t>(launch(), read<int32_t>(expert_TK),
-                         token_set(valid_T), write<int64_t>(counts_E));
+  count_experts<int64_t>(launch(), read<int32_t>(expert_TK), token_set(valid_T),
+                         write<int64_t>(counts_E));
   return counts_E;
 }
 

@@ -30,8 +30,7 @@ struct CrossEntropyNode : Node {
   // place and backward_weights reads those, so the pair costs one [T, V].
   SavedTensor x_TD, logits_TV, label_T, lse_T, weight_T;
   Tensor dlogits_TV;
-  Tensor w_VD;
-  ParameterUse w;
+  ParameterUse w_VD;
   Shape x_shape;
 
   void backward_inputs(Backward& b) override {
@@ -57,23 +56,24 @@ struct CrossEntropyNode : Node {
       if (!b.needs(0)) return;
       for_chunks(x_shape[0], [&](int64_t begin, int64_t end) {
         matmul<T, T>(launch(), read<T>(dlogits_TV.slice(0, begin, end)),
-                     read<T>(w_VD), write<T>(dx_TD.slice(0, begin, end)));
+                     read<T>(w_VD.value()),
+                     write<T>(dx_TD.slice(0, begin, end)));
       });
     });
     if (b.needs(0)) b.add(0, std::move(dx_TD));
-    if (!w.trainable()) dlogits_TV = Tensor();
+    if (!w_VD.trainable()) dlogits_TV = Tensor();
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w_VD.trainable(); }
   void backward_weights(Backward& b) override {
     const Tensor dlogits = std::exchange(dlogits_TV, {});
     const Tensor x = x_TD.unpack();
     dispatch_float(x.dtype(), [&]<class T>() {
       for_chunks(x.size(0), [&](int64_t begin, int64_t end) {
-        matmul<T, Accumulator<T>>(
-            launch(), read<T>(dlogits.slice(0, begin, end)),
-            read<T>(x.slice(0, begin, end)),
-            write<Accumulator<T>>(b.accumulator(w)),
-            {.transpose_a = true, .accumulate = true});
+        matmul<T, Accumulator<T>>(launch(),
+                                  read<T>(dlogits.slice(0, begin, end)),
+                                  read<T>(x.slice(0, begin, end)),
+                                  write<Accumulator<T>>(b.accumulator(w_VD)),
+                                  {.transpose_a = true, .accumulate = true});
       });
     });
   }
@@ -114,10 +114,9 @@ CrossEntropy linear_cross_entropy(const Tensor& x_in, const Parameter& w_VD,
   });
   if (auto* n = push<CrossEntropyNode>("linear_cross_entropy", {&x_in},
                                        {&out.loss}, {&w_VD})) {
-    n->w = ParameterUse(w_VD);
-    n->w_VD = w;
+    n->w_VD = ParameterUse(w_VD);
     n->x_shape = x_in.shape();
-    if (n->w.trainable()) n->x_TD.save(x_TD);
+    if (w_VD.trainable()) n->x_TD.save(x_TD);
     n->logits_TV.save(logits_TV);
     n->label_T.save(label_T);
     n->lse_T.save(lse_T);

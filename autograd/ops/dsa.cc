@@ -99,8 +99,8 @@ DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
   dispatch_float(q.dtype(), [&]<class T>() {
     const auto first = read<int32_t>(sequence.begin_T);
     const auto last = read<int32_t>(sequence.end_T);
-    const Tensor space = workspace(
-        indexer_select_workspace<T>(q.size(0), k.size(0)));
+    const Tensor space =
+        workspace(indexer_select_workspace<T>(q.size(0), k.size(0)));
     indexer_select<T>(launch(), read<T>(q), read<T>(k),
                       read<Accumulator<T>>(w_TH), {first.view(), last.view()},
                       scale, top_k, write<int32_t>(ids_TK),
@@ -114,16 +114,15 @@ SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
                                  int64_t value_dim) {
   const Tensor q = rows_or_copy(q_in), kv = rows_or_copy(kv_in);
   SparseAttention out{
-      Tensor::empty(internal::checked(shape_rules::sparse_attention(
-                        q.shape(), kv.shape(), selection.ids_TK.shape(),
-                        value_dim)),
-                    q.dtype()),
+      Tensor::empty(
+          internal::checked(shape_rules::sparse_attention(
+              q.shape(), kv.shape(), selection.ids_TK.shape(), value_dim)),
+          q.dtype()),
       Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()))};
   dispatch_float(q.dtype(), [&]<class T>() {
-    sparse_attention_forward<T>(launch(), read<T>(q), read<T>(kv),
-                                read<int32_t>(selection.ids_TK), scale,
-                                write<T>(out.o_THV),
-                                write<Accumulator<T>>(out.lse_TH));
+    sparse_attention_forward<T>(
+        launch(), read<T>(q), read<T>(kv), read<int32_t>(selection.ids_TK),
+        scale, write<T>(out.o_THV), write<Accumulator<T>>(out.lse_TH));
   });
   if (auto* n = push<SparseAttentionNode>("sparse_attention", {&q_in, &kv_in},
                                           {&out.o_THV})) {
@@ -142,32 +141,40 @@ SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
 
 Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_TH,
                     double index_scale, const AttentionTarget& target,
-                    const DsaSelection& selection,
-                    const Tensor& row_weight_T) {
+                    const DsaSelection& selection, const Tensor& row_weight_T) {
   const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in);
   const Tensor& ids_TK = selection.ids_TK;
   const DType acc = accumulator_dtype(q.dtype());
-  CHECK(q.rank() == 3 && k.rank() == 2 && ids_TK.size(0) == q.size(0) &&
-        row_weight_T.shape() == Shape{q.size(0)})
-      << "[indexer_loss] q is " << q << ", k is " << k << ", ids are "
-      << ids_TK << ", row weights are " << row_weight_T;
+  CHECK(q.rank() == 3 && k.rank() == 2 && k.size(1) == q.size(2) &&
+        w_TH.shape() == Shape({q.size(0), q.size(1)}) && ids_TK.rank() == 2 &&
+        ids_TK.size(0) == q.size(0) && row_weight_T.shape() == Shape{q.size(0)})
+      << "[indexer_loss] q is " << q << ", k is " << k << ", w is " << w_TH
+      << ", ids are " << ids_TK << ", row weights are " << row_weight_T;
+  CHECK(target.q_THD.rank() == 3 && target.kv_SD.rank() == 2 &&
+        target.q_THD.size(0) == q.size(0) &&
+        target.kv_SD.size(0) == k.size(0) &&
+        target.q_THD.size(2) == target.kv_SD.size(1))
+      << "[indexer_loss] the target's q is " << target.q_THD << ", its kv is "
+      << target.kv_SD << " beside q " << q << " and k " << k;
   const Tensor loss_T = Tensor::empty(row_weight_T.shape(), acc);
   const Tensor dscore_TK = Tensor::empty(ids_TK.shape(), acc);
   Tensor loss = Tensor::empty({1}, acc);
   dispatch_float(q.dtype(), [&]<class T>() {
     using A = Accumulator<T>;
-    indexer_loss_forward<T>(
-        launch(), read<T>(q), read<T>(k), read<A>(w_TH), index_scale,
-        read<T>(rows_or_copy(target.q_THD)),
-        read<T>(rows_or_copy(target.kv_SD)), read<A>(target.lse_TH),
-        target.scale, read<int32_t>(ids_TK), write<A>(loss_T),
-        write<A>(dscore_TK));
+    indexer_loss_forward<T>(launch(), read<T>(q), read<T>(k), read<A>(w_TH),
+                            index_scale, read<T>(rows_or_copy(target.q_THD)),
+                            read<T>(rows_or_copy(target.kv_SD)),
+                            read<A>(target.lse_TH), target.scale,
+                            read<int32_t>(ids_TK), write<A>(loss_T),
+                            write<A>(dscore_TK));
     mul(launch(), read<A>(loss_T).view(), read<A>(row_weight_T).view(),
         write<A>(loss_T).view());
     sum(launch(), read<A>(loss_T).view(), write<A>(loss).view());
   });
   if (auto* n = push<IndexerLossNode>("indexer_loss", {&q_in, &k_in, &w_TH},
                                       {&loss})) {
+    CHECK(selection.inverse != nullptr)
+        << "[indexer_loss] a selection made by hand needs an inverse";
     n->q.save(q);
     n->k.save(k);
     n->w.save(w_TH);

@@ -16,10 +16,9 @@ struct EmbeddingNode : Node {
   bool has_weights() const override { return true; }
   void backward_weights(Backward& b) override {
     dispatch_float(b.grad().dtype(), [&]<class T>() {
-      embedding_backward<T>(launch(), read<int32_t>(ids_T.unpack()),
-                            read<T>(b.grad()),
-                            write<Accumulator<T>>(b.accumulator(table)),
-                            padding_id);
+      embedding_backward<T>(
+          launch(), read<int32_t>(ids_T.unpack()), read<T>(b.grad()),
+          write<Accumulator<T>>(b.accumulator(table)), padding_id);
     });
   }
 };

@@ -12,8 +12,7 @@ using internal::rows_or_copy;
 
 struct LinearNode : Node {
   SavedTensor x_TD;
-  Tensor w_ND;
-  ParameterUse w;
+  ParameterUse w_ND;
   Shape x_shape;
 
   void backward_inputs(Backward& b) override {
@@ -21,17 +20,18 @@ struct LinearNode : Node {
     const Tensor& dy_TN = b.grad();
     Tensor dx_TD = Tensor::empty(x_shape, dy_TN.dtype());
     dispatch_float(dy_TN.dtype(), [&]<class T>() {
-      matmul<T, T>(launch(), read<T>(dy_TN), read<T>(w_ND), write<T>(dx_TD));
+      matmul<T, T>(launch(), read<T>(dy_TN), read<T>(w_ND.value()),
+                   write<T>(dx_TD));
     });
     b.add(0, std::move(dx_TD));
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w_ND.trainable(); }
   void backward_weights(Backward& b) override {
     const Tensor& dy_TN = b.grad();
     dispatch_float(dy_TN.dtype(), [&]<class T>() {
       matmul<T, Accumulator<T>>(launch(), read<T>(dy_TN),
                                 read<T>(x_TD.unpack()),
-                                write<Accumulator<T>>(b.accumulator(w)),
+                                write<Accumulator<T>>(b.accumulator(w_ND)),
                                 {.transpose_a = true, .accumulate = true});
     });
   }
@@ -44,15 +44,14 @@ Tensor head_blocks(const Tensor& w, const HeadRows& rows) {
 }
 
 template <class T, class C>
-void matmul_heads(const Tensor& a_HMK, const Tensor& b_HKN,
-                  const Tensor& c_HMN, const MatmulOptions& options = {}) {
+void matmul_heads(const Tensor& a_HMK, const Tensor& b_HKN, const Tensor& c_HMN,
+                  const MatmulOptions& options = {}) {
   matmul<T, C>(launch(), read<T>(a_HMK), read<T>(b_HKN), write<C>(c_HMN),
                options);
 }
 
 struct HeadLinearNode : Node {
   SavedTensor x_THA;
-  Tensor w_value;
   ParameterUse w;
   HeadRows rows;
   Shape x_shape;
@@ -65,7 +64,7 @@ struct HeadLinearNode : Node {
     const Tensor& dy = b.grad();
     Tensor dx = Tensor::empty(x_shape, dy.dtype());
     dispatch_float(dy.dtype(), [&]<class T>() {
-      matmul_heads<T, T>(dy.transpose(0, 1), head_blocks(w_value, rows),
+      matmul_heads<T, T>(dy.transpose(0, 1), head_blocks(w.value(), rows),
                          dx.transpose(0, 1), {.transpose_b = !forward()});
     });
     b.add(0, std::move(dx));
@@ -96,10 +95,9 @@ Tensor linear(const Tensor& x_in, const Parameter& w_ND) {
                  {.transpose_b = true});
   });
   if (auto* n = push<LinearNode>("linear", {&x_in}, {&y_TN}, {&w_ND})) {
-    n->w = ParameterUse(w_ND);
-    n->w_ND = w;
+    n->w_ND = ParameterUse(w_ND);
     n->x_shape = x_in.shape();
-    if (n->w.trainable()) n->x_TD.save(x_TD);
+    if (w_ND.trainable()) n->x_TD.save(x_TD);
   }
   return y_TN;
 }
@@ -116,10 +114,9 @@ Tensor head_linear(const Tensor& x_in, const Parameter& w, HeadRows rows) {
   });
   if (auto* n = push<HeadLinearNode>("head_linear", {&x_in}, {&y}, {&w})) {
     n->w = ParameterUse(w);
-    n->w_value = w.value();
     n->rows = rows;
     n->x_shape = x_in.shape();
-    if (n->w.trainable()) n->x_THA.save(x);
+    if (w.trainable()) n->x_THA.save(x);
   }
   return y;
 }

@@ -14,8 +14,8 @@ namespace {
 
 RouterOptions kernel_options(const RouterRule& rule) {
   RouterOptions options;
-  options.score = rule.sigmoid ? RouterOptions::kSigmoid
-                               : RouterOptions::kSoftmax;
+  options.score =
+      rule.sigmoid ? RouterOptions::kSigmoid : RouterOptions::kSoftmax;
   options.top_k = rule.top_k;
   options.groups = rule.groups;
   options.top_groups = rule.top_groups;
@@ -69,27 +69,28 @@ struct DispatchNode : Node {
 
 struct GroupedLinearNode : Node {
   SavedTensor x_RD;
-  Tensor w_EFD, offsets_E1;
-  ParameterUse w;
+  Tensor offsets_E1;
+  ParameterUse w_EFD;
   Shape x_shape;
 
   void backward_inputs(Backward& b) override {
     if (!b.needs(0)) return;
     const Tensor& dy_RF = b.grad();
-    Tensor dx_RD = Tensor::empty(x_shape, dy_RF.dtype());
+    Tensor dx_RD = internal::empty_routed(x_shape, dy_RF.dtype());
     dispatch_float(dy_RF.dtype(), [&]<class T>() {
-      grouped_matmul_dgrad<T>(launch(), read<T>(dy_RF), read<T>(w_EFD),
+      grouped_matmul_dgrad<T>(launch(), read<T>(dy_RF), read<T>(w_EFD.value()),
                               read<int32_t>(offsets_E1), write<T>(dx_RD));
     });
     b.add(0, std::move(dx_RD));
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w_EFD.trainable(); }
   void backward_weights(Backward& b) override {
     const Tensor& dy_RF = b.grad();
     dispatch_float(dy_RF.dtype(), [&]<class T>() {
       grouped_matmul_wgrad<T, Accumulator<T>>(
           launch(), read<T>(dy_RF), read<T>(x_RD.unpack()),
-          read<int32_t>(offsets_E1), write<Accumulator<T>>(b.accumulator(w)));
+          read<int32_t>(offsets_E1),
+          write<Accumulator<T>>(b.accumulator(w_EFD)));
     });
   }
 };
@@ -99,7 +100,8 @@ struct CombineNode : Node {
 
   void backward_inputs(Backward& b) override {
     const Tensor x = x_RD.unpack(), weight = weight_TK.unpack();
-    Tensor dx = internal::empty_like(x), dweight = internal::empty_like(weight);
+    Tensor dx = internal::empty_routed(x.shape(), x.dtype());
+    Tensor dweight = internal::empty_like(weight);
     dispatch_float(x.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
       combine_backward<T>(launch(), read<T>(b.grad()), read<T>(x),
@@ -113,17 +115,17 @@ struct CombineNode : Node {
 
 }  // namespace
 
-Tensor choose_experts(const Tensor& logits_TE, const Tensor& bias_E,
+Tensor choose_experts(const Tensor& logits_in, const Tensor& bias_E,
                       const RouterRule& rule) {
+  const Tensor logits_TE = internal::rows_or_copy(logits_in);
   const Tensor expert_TK = Tensor::empty(
       internal::checked(shape_rules::router(logits_TE.shape(), rule)),
       DType::kI32);
   dispatch_acc(logits_TE, [&]<class A>() {
     // The bias buffer is fp32; beside f64 logits it is widened.
-    const Tensor bias =
-        bias_E && bias_E.dtype() != logits_TE.dtype()
-            ? cast(bias_E.detach(), logits_TE.dtype())
-            : bias_E;
+    const Tensor bias = bias_E && bias_E.dtype() != logits_TE.dtype()
+                            ? cast(bias_E.detach(), logits_TE.dtype())
+                            : bias_E;
     router_choose<A>(launch(), read<A>(logits_TE),
                      bias ? read<A>(bias).view() : View<const A>(),
                      kernel_options(rule), write<int32_t>(expert_TK));
@@ -131,15 +133,16 @@ Tensor choose_experts(const Tensor& logits_TE, const Tensor& bias_E,
   return expert_TK;
 }
 
-Tensor router_weights(const Tensor& logits_TE, const Tensor& expert_TK,
+Tensor router_weights(const Tensor& logits_in, const Tensor& expert_TK,
                       const RouterRule& rule) {
-  internal::checked(shape_rules::router(logits_TE.shape(), rule));
+  internal::checked(shape_rules::router(logits_in.shape(), rule));
+  const Tensor logits_TE = internal::rows_or_copy(logits_in);
   Tensor weight_TK = Tensor::empty(expert_TK.shape(), logits_TE.dtype());
   dispatch_acc(logits_TE, [&]<class A>() {
     router_weights<A>(launch(), read<A>(logits_TE), read<int32_t>(expert_TK),
                       kernel_options(rule), write<A>(weight_TK));
   });
-  if (auto* n = push<RouterWeightsNode>("router_weights", {&logits_TE},
+  if (auto* n = push<RouterWeightsNode>("router_weights", {&logits_in},
                                         {&weight_TK})) {
     n->logits_TE.save(logits_TE);
     n->expert_TK.save(expert_TK);
@@ -149,14 +152,14 @@ Tensor router_weights(const Tensor& logits_TE, const Tensor& expert_TK,
 }
 
 Routed dispatch(const Tensor& x_in, const Tensor& expert_TK, int64_t experts) {
-  const Shape shape = internal::checked(
-      shape_rules::dispatch(x_in.shape(), expert_TK.shape()));
+  const Shape shape =
+      internal::checked(shape_rules::dispatch(x_in.shape(), expert_TK.shape()));
   const int64_t rows = shape[0];
-  Routed out{Tensor::empty(shape, x_in.dtype()),
-             {Tensor::empty({experts + 1}, DType::kI32),
-              Tensor::empty(expert_TK.shape(), DType::kI32),
-              Tensor::empty({rows}, DType::kI32),
-              Tensor::empty({rows}, DType::kI32)}};
+  Routed out{
+      internal::empty_routed(shape, x_in.dtype()),
+      {Tensor::empty({experts + 1}, DType::kI32),
+       Tensor::empty(expert_TK.shape(), DType::kI32),
+       Tensor::empty({rows}, DType::kI32), Tensor::empty({rows}, DType::kI32)}};
   const Routing& routing = out.routing;
   route(launch(), read<int32_t>(expert_TK), write<int32_t>(routing.offsets_E1),
         write<int32_t>(routing.row_TK), write<int32_t>(routing.token_R),
@@ -177,21 +180,20 @@ Routed grouped_linear(const Routed& x_R, const Parameter& w_EFD) {
   const Tensor& x_RD = x_R.data;
   const Tensor& offsets = x_R.routing.offsets_E1;
   const Tensor& w = w_EFD.value();
-  Tensor y_RF = Tensor::empty(
-      internal::checked(shape_rules::grouped_linear(x_RD.shape(), w.shape(),
-                                                    offsets.size(0) - 1)),
-      x_RD.dtype());
+  Tensor y_RF =
+      internal::empty_routed(internal::checked(shape_rules::grouped_linear(
+                                 x_RD.shape(), w.shape(), offsets.size(0) - 1)),
+                             x_RD.dtype());
   dispatch_float(x_RD.dtype(), [&]<class T>() {
     grouped_matmul_forward<T>(launch(), read<T>(x_RD), read<T>(w),
                               read<int32_t>(offsets), write<T>(y_RF));
   });
   if (auto* n = push<GroupedLinearNode>("grouped_linear", {&x_RD}, {&y_RF},
                                         {&w_EFD})) {
-    n->w = ParameterUse(w_EFD);
-    n->w_EFD = w;
+    n->w_EFD = ParameterUse(w_EFD);
     n->offsets_E1 = offsets;
     n->x_shape = x_RD.shape();
-    if (n->w.trainable()) n->x_RD.save(x_RD);
+    if (w_EFD.trainable()) n->x_RD.save(x_RD);
   }
   return {y_RF, x_R.routing};
 }
@@ -199,17 +201,15 @@ Routed grouped_linear(const Routed& x_R, const Parameter& w_EFD) {
 Tensor combine(const Routed& x_R, const Tensor& weight_TK) {
   const Tensor& x_RD = x_R.data;
   const Tensor& row_TK = x_R.routing.row_TK;
-  Tensor y_TD = Tensor::empty(
-      internal::checked(shape_rules::combine(x_RD.shape(), weight_TK.shape(),
-                                             row_TK.shape())),
-      x_RD.dtype());
+  Tensor y_TD =
+      Tensor::empty(internal::checked(shape_rules::combine(
+                        x_RD.shape(), weight_TK.shape(), row_TK.shape())),
+                    x_RD.dtype());
   dispatch_float(x_RD.dtype(), [&]<class T>() {
-    combine_forward<T>(launch(), read<T>(x_RD),
-                       read<Accumulator<T>>(weight_TK), read<int32_t>(row_TK),
-                       write<T>(y_TD));
+    combine_forward<T>(launch(), read<T>(x_RD), read<Accumulator<T>>(weight_TK),
+                       read<int32_t>(row_TK), write<T>(y_TD));
   });
-  if (auto* n =
-          push<CombineNode>("combine", {&x_RD, &weight_TK}, {&y_TD})) {
+  if (auto* n = push<CombineNode>("combine", {&x_RD, &weight_TK}, {&y_TD})) {
     n->x_RD.save(x_RD);
     n->weight_TK.save(weight_TK);
     n->row_TK.save(row_TK);

@@ -15,8 +15,7 @@ using internal::rows_or_copy;
 
 struct RmsNormNode : Node {
   SavedTensor x_ND, rstd_N;
-  Tensor w_D;
-  ParameterUse w;
+  ParameterUse w_D;
   Shape shape;
 
   void backward_inputs(Backward& b) override {
@@ -25,27 +24,27 @@ struct RmsNormNode : Node {
     Tensor dx = Tensor::empty(shape, dy_ND.dtype());
     dispatch_float(dy_ND.dtype(), [&]<class T>() {
       rms_norm_backward<T>(launch(), read<T>(dy_ND), read<T>(x_ND.unpack()),
-                           read<T>(w_D), read<Accumulator<T>>(rstd_N.unpack()),
+                           read<T>(w_D.value()),
+                           read<Accumulator<T>>(rstd_N.unpack()),
                            write<T>(as_rows(dx)));
     });
     b.add(0, std::move(dx));
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w_D.trainable(); }
   void backward_weights(Backward& b) override {
     const Tensor dy_ND = as_rows(b.grad());
     dispatch_float(dy_ND.dtype(), [&]<class T>() {
       rms_norm_backward_weight<T>(launch(), read<T>(dy_ND),
                                   read<T>(x_ND.unpack()),
                                   read<Accumulator<T>>(rstd_N.unpack()),
-                                  write<Accumulator<T>>(b.accumulator(w)));
+                                  write<Accumulator<T>>(b.accumulator(w_D)));
     });
   }
 };
 
 struct LayerNormNode : Node {
   SavedTensor x_ND, mean_N, rstd_N;
-  Tensor w_D;
-  ParameterUse w, bias;
+  ParameterUse w_D, b_D;
   Shape shape;
 
   void backward_inputs(Backward& b) override {
@@ -55,12 +54,12 @@ struct LayerNormNode : Node {
     dispatch_float(dy_ND.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
       layer_norm_backward<T>(launch(), read<T>(dy_ND), read<T>(x_ND.unpack()),
-                             read<T>(w_D), read<A>(mean_N.unpack()),
+                             read<T>(w_D.value()), read<A>(mean_N.unpack()),
                              read<A>(rstd_N.unpack()), write<T>(as_rows(dx)));
     });
     b.add(0, std::move(dx));
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w_D.trainable(); }
   void backward_weights(Backward& b) override {
     const Tensor dy_ND = as_rows(b.grad());
     dispatch_float(dy_ND.dtype(), [&]<class T>() {
@@ -68,7 +67,7 @@ struct LayerNormNode : Node {
       layer_norm_backward_weight<T>(
           launch(), read<T>(dy_ND), read<T>(x_ND.unpack()),
           read<A>(mean_N.unpack()), read<A>(rstd_N.unpack()),
-          write<A>(b.accumulator(w)), write<A>(b.accumulator(bias)));
+          write<A>(b.accumulator(w_D)), write<A>(b.accumulator(b_D)));
     });
   }
 };
@@ -78,9 +77,9 @@ struct LayerNormNode : Node {
 Tensor rms_norm(const Tensor& x_in, const Parameter& w_D, double eps) {
   const Tensor& w = w_D.value();
   internal::checked(shape_rules::norm("rms_norm", x_in.shape(), w.shape()));
-  const Tensor x_ND =
-      as_rows(x_in.rank() == 2 ? rows_or_copy(x_in)
-              : x_in.contiguous() ? x_in : x_in.clone());
+  const Tensor x_ND = as_rows(x_in.rank() == 2    ? rows_or_copy(x_in)
+                              : x_in.contiguous() ? x_in
+                                                  : x_in.clone());
   Tensor y = empty_like(x_in);
   const Tensor rstd_N =
       Tensor::empty({x_ND.size(0)}, accumulator_dtype(x_in.dtype()));
@@ -90,8 +89,7 @@ Tensor rms_norm(const Tensor& x_in, const Parameter& w_D, double eps) {
                         write<Accumulator<T>>(rstd_N));
   });
   if (auto* n = push<RmsNormNode>("rms_norm", {&x_in}, {&y}, {&w_D})) {
-    n->w = ParameterUse(w_D);
-    n->w_D = w;
+    n->w_D = ParameterUse(w_D);
     n->shape = x_in.shape();
     n->x_ND.save(x_ND);
     n->rstd_N.save(rstd_N);
@@ -107,9 +105,9 @@ Tensor layer_norm(const Tensor& x_in, const Parameter& w_D,
       shape_rules::same("layer_norm", w.shape(), b_D.value().shape()));
   CHECK_EQ(w_D.trainable(), b_D.trainable())
       << "[layer_norm] weight and bias are trained together; ";
-  const Tensor x_ND =
-      as_rows(x_in.rank() == 2 ? rows_or_copy(x_in)
-              : x_in.contiguous() ? x_in : x_in.clone());
+  const Tensor x_ND = as_rows(x_in.rank() == 2    ? rows_or_copy(x_in)
+                              : x_in.contiguous() ? x_in
+                                                  : x_in.clone());
   Tensor y = empty_like(x_in);
   const DType acc = accumulator_dtype(x_in.dtype());
   const Tensor mean_N = Tensor::empty({x_ND.size(0)}, acc);
@@ -123,9 +121,8 @@ Tensor layer_norm(const Tensor& x_in, const Parameter& w_D,
   });
   if (auto* n =
           push<LayerNormNode>("layer_norm", {&x_in}, {&y}, {&w_D, &b_D})) {
-    n->w = ParameterUse(w_D);
-    n->bias = ParameterUse(b_D);
-    n->w_D = w;
+    n->w_D = ParameterUse(w_D);
+    n->b_D = ParameterUse(b_D);
     n->shape = x_in.shape();
     n->x_ND.save(x_ND);
     n->mean_N.save(mean_N);

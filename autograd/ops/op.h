@@ -1,6 +1,7 @@
 // Shared by the op files: element access, shape checks and output allocation.
 #pragma once
 
+#include "autograd/anomaly_recorder.h"
 #include "autograd/gradients.h"
 #include "autograd/tape.h"
 #include "kernels/kernel.h"
@@ -12,6 +13,13 @@ namespace tapeline::internal {
 
 inline Tensor empty_like(const Tensor& x) {
   return Tensor::empty(x.shape(), x.dtype());
+}
+
+// For routed rows, of which those from offsets[E] on are never written: anomaly
+// mode must not take them for results.
+inline Tensor empty_routed(const Shape& shape, DType dtype) {
+  return anomaly_on() ? Tensor::zeros(shape, dtype)
+                      : Tensor::empty(shape, dtype);
 }
 
 inline Shape with_last(Shape shape, int64_t last) {

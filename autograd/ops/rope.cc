@@ -19,8 +19,7 @@ struct RopeNode : Node {
     Tensor dx = internal::empty_like(dy);
     dispatch_float(dy.dtype(), [&]<class T>() {
       rope_backward<T>(launch(), read<T>(dy), read<float>(cos_TR.unpack()),
-                       read<float>(sin_TR.unpack()), interleaved,
-                       write<T>(dx));
+                       read<float>(sin_TR.unpack()), interleaved, write<T>(dx));
     });
     b.add(0, std::move(dx));
   }

@@ -85,6 +85,7 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
 }
 
 std::vector<Tensor> split(const Tensor& x, const std::vector<int64_t>& sizes) {
+  CHECK_GE(x.rank(), 1) << "[split] " << x << " has no last dimension; ";
   std::vector<Tensor> parts;
   int64_t begin = 0;
   for (int64_t size : sizes) {
@@ -105,10 +106,11 @@ std::vector<Tensor> split(const Tensor& x, const std::vector<int64_t>& sizes) {
 }
 
 Tensor concat(const std::vector<Tensor>& parts) {
-  CHECK(!parts.empty()) << "[concat] needs a part";
+  CHECK(!parts.empty() && parts[0].rank() >= 1)
+      << "[concat] needs a part with a last dimension";
   int64_t total = 0;
   for (const Tensor& part : parts) {
-    CHECK(part.dtype() == parts[0].dtype() &&
+    CHECK(part.dtype() == parts[0].dtype() && part.rank() == parts[0].rank() &&
           with_last(part.shape(), 0) == with_last(parts[0].shape(), 0))
         << "[concat] parts differ: " << parts[0] << " and " << part;
     total += part.size(-1);

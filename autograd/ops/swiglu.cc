@@ -16,7 +16,8 @@ struct SwigluNode : Node {
   void backward_inputs(Backward& b) override {
     const Tensor x = x_T2F.unpack();
     const int64_t f = x.size(1) / 2;
-    Tensor dx = Tensor::empty(x.shape(), x.dtype());
+    Tensor dx = offsets ? internal::empty_routed(x.shape(), x.dtype())
+                        : internal::empty_like(x);
     dispatch_float(x.dtype(), [&]<class T>() {
       const auto in = read<T>(x);
       const auto out = write<T>(dx);
@@ -34,7 +35,8 @@ Tensor run(const Tensor& x_in, const Tensor& offsets) {
   const Shape shape = internal::checked(shape_rules::swiglu(x_in.shape()));
   const Tensor x = internal::rows_or_copy(x_in);
   const int64_t f = shape[1];
-  Tensor y = Tensor::empty(shape, x.dtype());
+  Tensor y = offsets ? internal::empty_routed(shape, x.dtype())
+                     : Tensor::empty(shape, x.dtype());
   dispatch_float(x.dtype(), [&]<class T>() {
     const auto in = read<T>(x);
     swiglu_forward<T>(
@@ -42,7 +44,8 @@ Tensor run(const Tensor& x_in, const Tensor& offsets) {
         write<T>(y),
         offsets ? read<int32_t>(offsets).view() : View<const int32_t>());
   });
-  if (auto* n = push<SwigluNode>("swiglu", {&x_in}, {&y})) {
+  if (auto* n = push<SwigluNode>(offsets ? "routed_swiglu" : "swiglu", {&x_in},
+                                 {&y})) {
     n->x_T2F.save(x);
     n->offsets = offsets;
   }
