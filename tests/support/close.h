@@ -26,7 +26,8 @@
 namespace tapeline {
 
 struct Tolerance {
-  // Terms in the longest sum behind one element.
+  // Terms in the longest sum, or operations in the longest chain, behind one
+  // element.
   int64_t sum_length = 1;
   // For what passes through several roundings to T on its way (a bf16 network,
   // say): multiplies the element bound; the whole bound by its square.
