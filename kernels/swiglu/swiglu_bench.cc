@@ -75,7 +75,7 @@ Run make_backward(const Arguments& a) {
                                (s + g * s * (1 - s));
                     dup[j] = d * g * s;
                   }
-                  verifier.row(data->row(data->dgate, i), dgate, 10);
+                  verifier.row(data->row(data->dgate, i), dgate, 20);
                   verifier.row(data->row(data->dup, i), dup);
                 }
               }};

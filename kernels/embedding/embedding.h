@@ -1,0 +1,24 @@
+// y[t] = table[ids[t]]
+//
+//   ids [T] int32, each in [0, V) (CHECK)    table [V, D], y, dy [T, D] T
+//   dtable [V, D] Accumulator<T>
+//   backward  dtable[ids[t]] += dy[t] in order of tokens; nothing for tokens of
+//             padding_id. Accumulates.
+// T in {float, bf16, double}. Rows have last stride 1; outputs overlap no
+// input. Memory-bound: reads and writes T rows.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace tapeline {
+
+template <class T>
+void embedding_forward(Launch l, View<const int32_t> ids_T,
+                       View<const T> table_VD, View<T> y_TD);
+
+template <class T>
+void embedding_backward(Launch l, View<const int32_t> ids_T,
+                        View<const T> dy_TD, View<Accumulator<T>> dtable_VD,
+                        int64_t padding_id = -1);
+
+}  // namespace tapeline

@@ -1,0 +1,106 @@
+#include <memory>
+
+#include "kernels/bench/bench.h"
+#include "kernels/embedding/embedding.h"
+
+namespace tapeline::bench {
+namespace {
+
+template <class T>
+struct Data {
+  explicit Data(const Arguments& a)
+      : t(a.dims[0]),
+        v(a.dims[1]),
+        d(a.dims[2]),
+        ids(t),
+        table(normal<T>(v * d, 1)),
+        dy(normal<T>(t * d, 2)),
+        y(t * d),
+        dtable(v * d) {
+    for (int64_t i = 0; i < t; ++i) {
+      ids[i] = static_cast<int32_t>(i * 7919 % v);
+    }
+  }
+
+  int64_t t, v, d;
+  std::vector<int32_t> ids;
+  std::vector<T> table, dy, y;
+  std::vector<Accumulator<T>> dtable;
+};
+
+template <class T>
+Run make_forward(const Arguments& a) {
+  auto data = std::make_shared<Data<T>>(a);
+  return {.launch =
+              [data, l = a.launch] {
+                const Data<T>& in = *data;
+                embedding_forward(l, view_of(in.ids, {in.t}),
+                                  view_of(in.table, {in.v, in.d}),
+                                  view_of(data->y, {in.t, in.d}));
+              },
+          .cost = {.flops = 0, .bytes = 2.0 * data->t * data->d * sizeof(T)},
+          .verify =
+              [data](Verifier& verifier) {
+                const int64_t d = data->d;
+                for (int64_t i : sampled_rows(data->t)) {
+                  std::vector<double> row;
+                  for (int64_t j = 0; j < d; ++j) {
+                    row.push_back(double(data->table[data->ids[i] * d + j]));
+                  }
+                  verifier.row(View<const T>(data->y.data() + i * d, Shape{d}),
+                               row);
+                }
+              }};
+}
+
+// Each launch starts from zero, so that the last one's result is known;
+// clearing is part of the time.
+template <class T>
+Run make_backward(const Arguments& a) {
+  using A = Accumulator<T>;
+  auto data = std::make_shared<Data<T>>(a);
+  return {
+      .launch =
+          [data, l = a.launch] {
+            const Data<T>& in = *data;
+            std::fill(data->dtable.begin(), data->dtable.end(), A(0));
+            embedding_backward(l, view_of(in.ids, {in.t}),
+                               view_of(in.dy, {in.t, in.d}),
+                               view_of(data->dtable, {in.v, in.d}));
+          },
+      .cost = {.flops = 1.0 * data->t * data->d,
+               .bytes =
+                   1.0 * data->d * (data->t * sizeof(T) + data->v * sizeof(A))},
+      .verify =
+          [data](Verifier& verifier) {
+            const int64_t d = data->d;
+            for (int64_t i : sampled_rows(data->v)) {
+              std::vector<double> row(d);
+              for (int64_t t = 0; t < data->t; ++t) {
+                if (data->ids[t] != i) continue;
+                for (int64_t j = 0; j < d; ++j) {
+                  row[j] += double(data->dy[t * d + j]);
+                }
+              }
+              verifier.row(View<const A>(data->dtable.data() + i * d, Shape{d}),
+                           row, data->t / data->v + 1);
+            }
+          }};
+}
+
+Run forward(const Arguments& a) {
+  return dispatch_float(a.dtype, [&]<class T>() { return make_forward<T>(a); });
+}
+Run backward(const Arguments& a) {
+  return dispatch_float(a.dtype,
+                        [&]<class T>() { return make_backward<T>(a); });
+}
+
+const std::vector<std::vector<int64_t>> kShapes = {{1024, 256, 128},
+                                                   {4096, 32768, 512}};
+const bool added =
+    add({"embedding", "embedding_fwd", {"T", "V", "H"}, kShapes, forward}) &&
+    add({"embedding", "embedding_bwd", {"T", "V", "H"}, kShapes, backward});
+
+}  // namespace
+}  // namespace tapeline::bench
