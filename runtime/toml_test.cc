@@ -82,6 +82,10 @@ TEST(Toml, ErrorsHaveFileLineAndColumn) {
       {"a = 99999999999999999999\n", "f.toml:1:"},
       {"a = \"\xff\"\n", "f.toml:1:"},
       {"x", "f.toml:1:"},
+      {"[=x]\n", "f.toml:1:2:"},
+      {"[\n", "f.toml:1:"},
+      {"a = [1, \n", "f.toml:"},
+      {"= 1\n", "f.toml:1:1:"},
   };
   for (const auto& c : cases) {
     const auto entries = parse_toml(c.text, "f.toml");
