@@ -162,6 +162,8 @@ int64_t Tape::nodes() const {
 
 Tensor Tape::input(const Tensor& x) {
   CHECK(is_float(x.dtype())) << "[input] no gradient exists for " << x;
+  CHECK(!state_->consumed) << "tape '" << name()
+                           << "' was already run backward";
   Tensor handle = x.detach();
   handle.requires_grad = true;
   handle.tape = state_->id;
