@@ -27,8 +27,7 @@ int64_t count_valid(const std::vector<int32_t>& labels) {
          std::count(labels.begin(), labels.end(), kIgnored);
 }
 
-Tensor weights(const std::vector<int32_t>& labels, double weight,
-               DType dtype) {
+Tensor weights(const std::vector<int32_t>& labels, double weight, DType dtype) {
   const Shape shape = {static_cast<int64_t>(labels.size())};
   if (dtype == DType::kF64) {
     std::vector<double> w;
@@ -83,9 +82,9 @@ Batch make_batch(const HostBatch& host, const Denominators& n,
   for (int64_t valid : n.mtp) {
     ids = shift(ids, host.cu_seqlens, 0);
     labels = shift(labels, host.cu_seqlens, kIgnored);
-    batch.mtp.push_back({Tensor::from(ids, shape), Tensor::from(labels, shape),
-                         weights(labels, mtp_weight / depths * inverse(valid),
-                                 weight_dtype)});
+    batch.mtp.push_back(
+        {Tensor::from(ids, shape), Tensor::from(labels, shape),
+         weights(labels, mtp_weight / depths * inverse(valid), weight_dtype)});
   }
   return batch;
 }

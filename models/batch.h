@@ -50,8 +50,8 @@ Batch make_batch(const HostBatch& host, const Denominators& n,
 // backward from; auxiliary losses enter on the way (Context::attach_*).
 struct LanguageModelLoss {
   Tensor total;
-  Tensor lm;                 // weighted sum over this micro-batch
-  std::vector<Tensor> mtp;   // weighted, by depth
+  Tensor lm;                // weighted sum over this micro-batch
+  std::vector<Tensor> mtp;  // weighted, by depth
 };
 
 }  // namespace tapeline

@@ -14,8 +14,7 @@ const Json* ConfigReader::find(const char* key) const {
   return value == nullptr || value->is_null() ? nullptr : value;
 }
 
-absl::StatusOr<int64_t> ConfigReader::integer(const char* key,
-                                              int64_t fallback,
+absl::StatusOr<int64_t> ConfigReader::integer(const char* key, int64_t fallback,
                                               int64_t least) const {
   const Json* value = find(key);
   if (value == nullptr) return fallback;
@@ -123,8 +122,8 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
   if (object == nullptr) object = find("rope_scaling");
   if (object == nullptr) return rope;
   if (!object->is_object()) {
-    return error(absl::StrCat("rope_parameters is ", object->dump(),
-                              ", not an object"));
+    return error(
+        absl::StrCat("rope_parameters is ", object->dump(), ", not an object"));
   }
   const ConfigReader r(*object);
   ASSIGN_OR_RETURN(const double theta, r.number("rope_theta", rope.theta));
@@ -134,8 +133,8 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
   }
   rope.theta = theta;
   if (!(rope.theta > 0)) {
-    return error(absl::StrCat("rope_theta is ", rope.theta,
-                              ", it must be positive"));
+    return error(
+        absl::StrCat("rope_theta is ", rope.theta, ", it must be positive"));
   }
   ASSIGN_OR_RETURN(const std::string old_type, r.string("type", "default"));
   ASSIGN_OR_RETURN(const std::string type, r.string("rope_type", old_type));

@@ -52,8 +52,7 @@ int64_t KvCache::tokens(int layer, const std::string& kind) const {
   return found == rows_.end() ? 0 : found->second.used;
 }
 
-Tensor Context::cached(int layer, const std::string& kind,
-                       const Tensor& rows) {
+Tensor Context::cached(int layer, const std::string& kind, const Tensor& rows) {
   return cache == nullptr ? rows : cache->append(layer, kind, rows);
 }
 
@@ -77,7 +76,8 @@ Tensor Context::attach_router(const Tensor& y_in, int layer,
     }
   }
   if (weights.balance != 0) {
-    const Tensor loss = balance_loss(logits_TE, bias_E, expert_TK, valid_T, rule);
+    const Tensor loss =
+        balance_loss(logits_TE, bias_E, expert_TK, valid_T, rule);
     log.balance_loss.push_back(loss.detach());
     y = attach(y, loss, weights.balance);
   }

@@ -56,7 +56,7 @@ struct Context {
   Tensor valid_T;              // u8, 0 at padding; undefined: all valid
   AuxWeights weights;
   bool count_experts = true;
-  KvCache* cache = nullptr;    // decoding: keys of earlier tokens
+  KvCache* cache = nullptr;  // decoding: keys of earlier tokens
   std::map<int, LayerStatistics> statistics;
 
   // Adds the balance and z loss of a router to the graph behind y, and its

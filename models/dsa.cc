@@ -24,8 +24,8 @@ AttentionOutput DsaAttention::operator()(
 
   const Tensor query_THD = mla.absorbed_query_THD(s);
   const Tensor key_SD = ctx.cached(layer, "key", mla.absorbed_key_TD(s));
-  const SparseAttention a = sparse_attention(
-      query_THD, key_SD, selected, c.softmax_scale, c.latent_rank);
+  const SparseAttention a = sparse_attention(query_THD, key_SD, selected,
+                                             c.softmax_scale, c.latent_rank);
   Tensor y_TD;
   if (absorbed) {
     y_TD = mla.absorbed_output(a.o_THV);
@@ -39,8 +39,7 @@ AttentionOutput DsaAttention::operator()(
   if (index && train_indexer && ctx.weights.indexer != 0) {
     LayerScope scope("indexer_loss");
     const Tensor loss = indexer_loss(
-        index->query_THI, index->key_SI, index->weight_TH,
-        index_config.scale(),
+        index->query_THI, index->key_SI, index->weight_TH, index_config.scale(),
         {query_THD.detach(), key_SD.detach(), a.lse_TH, c.softmax_scale},
         selected, ctx.indexer_row_weight(a.lse_TH.dtype()));
     y_TD = ctx.attach_indexer(y_TD, layer, loss);

@@ -32,7 +32,7 @@ struct IndexerStates {
 // score[t,s] = sum_h weight[t,h] relu(query[t,h] . key[s] head_dim^-0.5)
 struct Indexer {
   IndexerConfig c;
-  Linear q_b{c.query_rank, c.heads * c.head_dim};
+  Linear q_b{c.query_rank, c.heads* c.head_dim};
   Linear k{c.dim, c.head_dim};
   LayerNorm k_norm{c.head_dim, c.key_eps};
   Linear weights{c.dim, c.heads};
@@ -76,8 +76,7 @@ struct DsaAttention {
   bool owns_indexer = false, train_indexer = false, absorbed = true;
   bool reuses_given = false;  // an owner takes a given selection over its own
   Mla mla{c};
-  std::optional<Indexer> indexer =
-      make_if<Indexer>(owns_indexer, index_config);
+  std::optional<Indexer> indexer = make_if<Indexer>(owns_indexer, index_config);
   FIELDS(mla, indexer);
 
   // A layer that owns an indexer selects once per micro-batch; the others use

@@ -27,17 +27,18 @@ absl::Status read_index_types(ConfigReader& r, GlmConfig& c) {
         size == static_cast<size_t>(total)) {
       return absl::OkStatus();
     }
-    return r.error(absl::StrCat(key, " has ", size, " entries, but ",
-                                "num_hidden_layers is ", c.layers,
-                                c.mtp_layers > 0
-                                    ? absl::StrCat(" (or ", total, " with MTP)")
-                                    : std::string()));
+    return r.error(absl::StrCat(
+        key, " has ", size, " entries, but ", "num_hidden_layers is ", c.layers,
+        c.mtp_layers > 0 ? absl::StrCat(" (or ", total, " with MTP)")
+                         : std::string()));
   };
   ASSIGN_OR_RETURN(const std::vector<std::string> types,
                    r.strings("indexer_types"));
-  ASSIGN_OR_RETURN(const std::string pattern, r.string("index_topk_pattern", ""));
+  ASSIGN_OR_RETURN(const std::string pattern,
+                   r.string("index_topk_pattern", ""));
   ASSIGN_OR_RETURN(const int64_t frequency, r.integer("index_topk_freq", 1, 1));
-  ASSIGN_OR_RETURN(const int64_t offset, r.integer("index_skip_topk_offset", 2, 0));
+  ASSIGN_OR_RETURN(const int64_t offset,
+                   r.integer("index_skip_topk_offset", 2, 0));
   if (!types.empty()) {
     RETURN_IF_ERROR(check_size("indexer_types", types.size()));
     std::vector<bool> full;
@@ -67,8 +68,9 @@ absl::Status read_index_types(ConfigReader& r, GlmConfig& c) {
     if (c.mtp_layers > 0) c.full_index[c.layers] = true;
   }
   if (!c.full_index[0]) {
-    return r.error("layer 0 shares an index selection, but no layer is before "
-                   "it; make its indexer type \"full\"");
+    return r.error(
+        "layer 0 shares an index selection, but no layer is before "
+        "it; make its indexer type \"full\"");
   }
   if (c.mtp_layers > 0 && !c.full_index[c.layers]) {
     return r.error(absl::StrCat("the first MTP layer (", c.layers,
@@ -79,7 +81,8 @@ absl::Status read_index_types(ConfigReader& r, GlmConfig& c) {
 }
 
 absl::Status read_mlp_types(ConfigReader& r, GlmConfig& c) {
-  ASSIGN_OR_RETURN(const int64_t first, r.integer("first_k_dense_replace", 3, 0));
+  ASSIGN_OR_RETURN(const int64_t first,
+                   r.integer("first_k_dense_replace", 3, 0));
   ASSIGN_OR_RETURN(const std::vector<std::string> types,
                    r.strings("mlp_layer_types"));
   c.dense.assign(c.total_layers(), false);
@@ -113,7 +116,8 @@ absl::Status read_experts(ConfigReader& r, GlmConfig& c) {
   c.top_groups = static_cast<int>(top_groups);
   ASSIGN_OR_RETURN(c.normalize_weights, r.boolean("norm_topk_prob", true));
   ASSIGN_OR_RETURN(c.routed_scale, r.number("routed_scaling_factor", 2.5));
-  ASSIGN_OR_RETURN(const std::string score, r.string("scoring_func", "sigmoid"));
+  ASSIGN_OR_RETURN(const std::string score,
+                   r.string("scoring_func", "sigmoid"));
   if (score != "sigmoid") {
     return r.error(absl::StrCat("scoring_func is '", score,
                                 "'; this model family uses \"sigmoid\""));
@@ -166,8 +170,8 @@ absl::Status read_attention(ConfigReader& r, GlmConfig& c) {
                                 ", less than qk_rope_head_dim ", c.rope_dim));
   }
   if (c.rope_dim % 2 != 0) {
-    return r.error(absl::StrCat("qk_rope_head_dim is ", c.rope_dim,
-                                ", which is odd"));
+    return r.error(
+        absl::StrCat("qk_rope_head_dim is ", c.rope_dim, ", which is odd"));
   }
   ASSIGN_OR_RETURN(c.rope, r.rope(c.rope_dim));
   c.index_rope = c.rope;
@@ -187,9 +191,11 @@ absl::StatusOr<GlmConfig> GlmConfig::parse(const Json& json) {
   ASSIGN_OR_RETURN(c.dim, r.integer("hidden_size", 6144, 1));
   ASSIGN_OR_RETURN(c.layers, r.integer("num_hidden_layers", 78, 1));
   ASSIGN_OR_RETURN(c.dense_hidden, r.integer("intermediate_size", 12288, 1));
-  ASSIGN_OR_RETURN(c.expert_hidden, r.integer("moe_intermediate_size", 2048, 1));
+  ASSIGN_OR_RETURN(c.expert_hidden,
+                   r.integer("moe_intermediate_size", 2048, 1));
   ASSIGN_OR_RETURN(c.eps, r.number("rms_norm_eps", 1e-5));
-  ASSIGN_OR_RETURN(const int64_t mtp, r.integer("num_nextn_predict_layers", 0, 0));
+  ASSIGN_OR_RETURN(const int64_t mtp,
+                   r.integer("num_nextn_predict_layers", 0, 0));
   c.mtp_layers = static_cast<int>(mtp);
   c.mtp_depths = c.mtp_layers;
   ASSIGN_OR_RETURN(c.tied_head, r.boolean("tie_word_embeddings", false));
@@ -206,7 +212,8 @@ absl::StatusOr<GlmConfig> GlmConfig::parse(const Json& json) {
   RETURN_IF_ERROR(read_experts(r, c));
   RETURN_IF_ERROR(read_mlp_types(r, c));
   RETURN_IF_ERROR(read_index_types(r, c));
-  ASSIGN_OR_RETURN(const std::string activation, r.string("hidden_act", "silu"));
+  ASSIGN_OR_RETURN(const std::string activation,
+                   r.string("hidden_act", "silu"));
   if (activation != "silu") {
     return r.error(absl::StrCat("hidden_act is '", activation,
                                 "'; only \"silu\" exists here"));

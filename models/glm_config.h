@@ -44,10 +44,10 @@ struct GlmConfig {
   Json hf;  // every key as read
 
   // Choices of a run, not of a file.
-  int mtp_depths = 0;             // <= mtp_layers, or any with one layer
-  bool mtp_after_norm = false;    // hidden state given to depth 1
-  bool train_indexer = false;     // by its KL loss; else frozen
-  bool absorbed = true;           // form of attention
+  int mtp_depths = 0;           // <= mtp_layers, or any with one layer
+  bool mtp_after_norm = false;  // hidden state given to depth 1
+  bool train_indexer = false;   // by its KL loss; else frozen
+  bool absorbed = true;         // form of attention
   BalanceRule balance;
 
   static absl::StatusOr<GlmConfig> parse(const Json& json);

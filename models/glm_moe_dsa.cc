@@ -191,7 +191,8 @@ std::vector<NamedTensor> GlmMoeDsa::named_tensors() {
   }
   for (int i = 0; i < c->mtp_layers; ++i) {
     const std::string path = "mtp." + std::to_string(i) + ".";
-    const std::string hf = "model.layers." + std::to_string(c->layers + i) + ".";
+    const std::string hf =
+        "model.layers." + std::to_string(c->layers + i) + ".";
     names.add(path, hf, mtp_rules());
     names.add(path + "block.", hf, layer_rules());
   }

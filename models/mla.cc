@@ -18,8 +18,8 @@ Tensor selected_attention(const Tensor& q_THD, const Tensor& k_SHD,
   std::vector<Tensor> heads;
   for (size_t i = 0; i < q.size(); ++i) {
     const Tensor query = concat({zeros, reshape(q[i], {t, 1, d})});
-    const SparseAttention a = sparse_attention(
-        query, concat({values[i], k[i]}), selection, scale, v);
+    const SparseAttention a =
+        sparse_attention(query, concat({values[i], k[i]}), selection, scale, v);
     heads.push_back(reshape(a.o_THV, {t, v}));
   }
   return reshape(concat(heads), {t, h, v});

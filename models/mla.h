@@ -36,10 +36,10 @@ struct Mla {
   MlaConfig c;
   Linear q_a{c.dim, c.query_rank};
   RmsNorm q_a_norm{c.query_rank, c.latent_eps};
-  Linear q_b{c.query_rank, c.heads * c.query_dim()};
+  Linear q_b{c.query_rank, c.heads* c.query_dim()};
   Linear kv_a{c.dim, c.latent_rank + c.rope_dim};
   RmsNorm kv_a_norm{c.latent_rank, c.latent_eps};
-  Linear kv_b{c.latent_rank, c.heads * (c.nope_dim + c.value_dim)};
+  Linear kv_b{c.latent_rank, c.heads*(c.nope_dim + c.value_dim)};
   Linear o{c.heads * c.value_dim, c.dim};
   FIELDS(q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, o);
 
@@ -47,9 +47,9 @@ struct Mla {
     const int64_t t = x_TD.size(0);
     MlaStates s;
     s.query_latent_TQ = q_a_norm(q_a(x_TD));
-    const std::vector<Tensor> q = split(
-        reshape(q_b(s.query_latent_TQ), {t, c.heads, c.query_dim()}),
-        {c.nope_dim, c.rope_dim});
+    const std::vector<Tensor> q =
+        split(reshape(q_b(s.query_latent_TQ), {t, c.heads, c.query_dim()}),
+              {c.nope_dim, c.rope_dim});
     s.query_nope_THN = q[0];
     s.query_rope_THR = rope(q[1], table);
     const std::vector<Tensor> kv =
@@ -82,10 +82,9 @@ struct Mla {
   // Keys [T, H, N + R] and values [T, H, V].
   std::pair<Tensor, Tensor> keys_values(const MlaStates& s) const {
     const int64_t t = s.latent_TL.size(0);
-    const std::vector<Tensor> kv =
-        split(reshape(kv_b(s.latent_TL),
-                      {t, c.heads, c.nope_dim + c.value_dim}),
-              {c.nope_dim, c.value_dim});
+    const std::vector<Tensor> kv = split(
+        reshape(kv_b(s.latent_TL), {t, c.heads, c.nope_dim + c.value_dim}),
+        {c.nope_dim, c.value_dim});
     return {concat({kv[0], expand_heads(s.key_rope_TR, c.heads)}), kv[1]};
   }
   Tensor merge(const Tensor& o_THV) const {

@@ -17,7 +17,7 @@ struct MoeConfig {
   int64_t dim = 0, experts = 0, hidden = 0;
   int64_t shared_hidden = 0;  // 0: no shared expert
   RouterRule rule;
-  bool has_bias = false;      // e_score_correction_bias, for the choice alone
+  bool has_bias = false;  // e_score_correction_bias, for the choice alone
   BalanceRule balance;
 };
 
@@ -36,8 +36,7 @@ struct Router {
     const Tensor logits_TE = linear(x_TD, weight);
     const Tensor expert_TK =
         choose_experts(logits_TE.detach(), bias_value(), c.rule);
-    return {logits_TE, router_weights(logits_TE, expert_TK, c.rule),
-            expert_TK};
+    return {logits_TE, router_weights(logits_TE, expert_TK, c.rule), expert_TK};
   }
 };
 

@@ -54,9 +54,8 @@ void append_named(const std::string& path,
   int64_t offset = 0;
   for (int64_t e = 0; e < count; ++e) {
     for (const std::string& name : names) {
-      out.push_back(
-          {absl::StrReplaceAll(name, {{"{e}", absl::StrCat(e)}}), one, offset,
-           parameter, buffer});
+      out.push_back({absl::StrReplaceAll(name, {{"{e}", absl::StrCat(e)}}), one,
+                     offset, parameter, buffer});
       offset += one.elements();
     }
   }
@@ -73,9 +72,8 @@ void allocate(const NamedTensor& t, DType dtype) {
         t.name, Tensor::empty(t.parameter->shape, dtype, Tag::kParameter));
   }
   if (t.buffer != nullptr && !t.buffer->defined()) {
-    t.buffer->set_value(
-        Tensor::full(t.buffer->shape, DType::kF32, t.buffer->fill,
-                     Tag::kParameter));
+    t.buffer->set_value(Tensor::full(t.buffer->shape, DType::kF32,
+                                     t.buffer->fill, Tag::kParameter));
   }
 }
 
@@ -128,9 +126,9 @@ absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
                   const SafetensorsReader& reader) {
   for (const NamedTensor& t : tensors) {
     if (reader.find(t.name) == nullptr) {
-      return absl::NotFoundError(absl::StrCat(
-          "tensor ", t.name, " is missing from ", reader.path(),
-          "; the file belongs to another model or is incomplete"));
+      return absl::NotFoundError(
+          absl::StrCat("tensor ", t.name, " is missing from ", reader.path(),
+                       "; the file belongs to another model or is incomplete"));
     }
     ASSIGN_OR_RETURN(const Tensor file, reader.read_tensor(t.name));
     if (!(file.shape() == t.shape)) {

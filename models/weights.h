@@ -55,8 +55,9 @@ struct NamedTensor {
 };
 
 namespace internal {
-void append_named(const std::string& path, const std::vector<std::string>& names,
-                  const Shape& shape, Parameter* parameter, Buffer* buffer,
+void append_named(const std::string& path,
+                  const std::vector<std::string>& names, const Shape& shape,
+                  Parameter* parameter, Buffer* buffer,
                   std::vector<NamedTensor>& out);
 }  // namespace internal
 

@@ -15,8 +15,8 @@ using internal::broadcast;
 using internal::empty_like;
 using internal::rows_or_copy;
 
-Tensor workspace(int64_t bytes) {
-  return Tensor::empty({bytes}, DType::kU8, Tag::kWorkspace);
+Tensor workspace(size_t bytes) {
+  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::kU8, Tag::kWorkspace);
 }
 std::byte* bytes_of(const View<uint8_t>& view) {
   return reinterpret_cast<std::byte*>(view.data);
@@ -44,7 +44,7 @@ struct SparseAttentionNode : Node {
     Tensor dq = empty_like(q_THD), dkv = empty_like(kv_SD);
     dispatch_float(q_THD.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
-      const Tensor space = workspace(sparse_attention_backward_workspace<T>(
+      const Tensor space = workspace(sparse_attention_backward_workspace_bytes<T>(
           q_THD.size(0), q_THD.size(1), ids_TK.size(1)));
       sparse_attention_backward<T>(
           launch(), read<T>(b.grad()), read<T>(q_THD), read<T>(kv_SD),
@@ -100,7 +100,7 @@ DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
     const auto first = read<int32_t>(sequence.begin_T);
     const auto last = read<int32_t>(sequence.end_T);
     const Tensor space =
-        workspace(indexer_select_workspace<T>(q.size(0), k.size(0)));
+        workspace(indexer_select_workspace_bytes<T>(q.size(0), k.size(0)));
     indexer_select<T>(launch(), read<T>(q), read<T>(k),
                       read<Accumulator<T>>(w_TH), {first.view(), last.view()},
                       scale, top_k, write<int32_t>(ids_TK),

@@ -1,0 +1,22 @@
+// Which weights of glm_moe_dsa Muon updates, and as which matrices.
+//
+// Heads do not mix, nor do the parts of a head with different roles: q_b is cut
+// into [nope | rope] rows per head, kv_b into [nope | value], the indexer's
+// query projection into [rope | nope], kv_a into [latent | rope]. Experts, gate
+// and up are canonical tensors of their own. AdamW keeps embedding, head,
+// norms, biases, router and the indexer's head weights, which gate.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/glm_config.h"
+#include "models/weights.h"
+
+namespace tapeline {
+
+// Heights of the row blocks, repeated to the end of the tensor; empty: AdamW.
+std::vector<int64_t> muon_rows(const GlmConfig& config,
+                               const NamedTensor& tensor);
+
+}  // namespace tapeline

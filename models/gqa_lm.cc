@@ -1,0 +1,144 @@
+#include "models/gqa_lm.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "autograd/mode.h"
+#include "models/config_reader.h"
+#include "runtime/status.h"
+
+namespace tapeline {
+namespace {
+
+constexpr int kHeadSite = 1;  // the tied head adds after the embedding
+
+const std::vector<NameRule>& layer_rules() {
+  static const std::vector<NameRule>& rules = *new std::vector<NameRule>{
+      {"input_norm.weight", {"input_layernorm.weight"}},
+      {"post_attention_norm.weight", {"post_attention_layernorm.weight"}},
+      {"attention.q.weight", {"self_attn.q_proj.weight"}},
+      {"attention.k.weight", {"self_attn.k_proj.weight"}},
+      {"attention.v.weight", {"self_attn.v_proj.weight"}},
+      {"attention.o.weight", {"self_attn.o_proj.weight"}},
+      {"attention.q_norm.weight", {"self_attn.q_norm.weight"}},
+      {"attention.k_norm.weight", {"self_attn.k_norm.weight"}},
+      {"dense.gate_up", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+      {"dense.down.weight", {"mlp.down_proj.weight"}},
+      {"moe.router.weight", {"mlp.gate.weight"}},
+      {"moe.experts.gate_up",
+       {"mlp.experts.{e}.gate_proj.weight", "mlp.experts.{e}.up_proj.weight"}},
+      {"moe.experts.down", {"mlp.experts.{e}.down_proj.weight"}},
+  };
+  return rules;
+}
+
+const std::vector<NameRule>& model_rules() {
+  static const std::vector<NameRule>& rules = *new std::vector<NameRule>{
+      {"embed.weight", {"model.embed_tokens.weight"}},
+      {"norm.weight", {"model.norm.weight"}},
+      {"head.weight", {"lm_head.weight"}},
+  };
+  return rules;
+}
+
+}  // namespace
+
+absl::StatusOr<GqaLmConfig> GqaLmConfig::parse_shared(const Json& json) {
+  const ConfigReader r(json);
+  GqaLmConfig c;
+  c.hf = json;
+  ASSIGN_OR_RETURN(c.vocabulary, r.integer("vocab_size", 151936, 1));
+  ASSIGN_OR_RETURN(c.dim, r.integer("hidden_size", 2048, 1));
+  ASSIGN_OR_RETURN(c.layers, r.integer("num_hidden_layers", 24, 1));
+  ASSIGN_OR_RETURN(c.dense_hidden, r.integer("intermediate_size", 6144, 1));
+  ASSIGN_OR_RETURN(c.eps, r.number("rms_norm_eps", 1e-6));
+  ASSIGN_OR_RETURN(c.tied_head, r.boolean("tie_word_embeddings", false));
+  ASSIGN_OR_RETURN(c.initializer_std, r.number("initializer_range", 0.02));
+  ASSIGN_OR_RETURN(c.padding_id, r.integer("pad_token_id", -1, -1));
+  ASSIGN_OR_RETURN(c.eos_ids, r.integers("eos_token_id"));
+  if (c.padding_id >= c.vocabulary) {
+    return r.error(absl::StrCat("pad_token_id is ", c.padding_id,
+                                ", but vocab_size is ", c.vocabulary));
+  }
+  GqaConfig& a = c.attention;
+  a.dim = c.dim;
+  a.eps = c.eps;
+  ASSIGN_OR_RETURN(a.heads, r.integer("num_attention_heads", 32, 1));
+  ASSIGN_OR_RETURN(a.key_heads, r.integer("num_key_value_heads", a.heads, 1));
+  if (a.heads % a.key_heads != 0) {
+    return r.error(absl::StrCat("num_key_value_heads is ", a.key_heads,
+                                ", which does not divide ",
+                                "num_attention_heads ", a.heads));
+  }
+  ASSIGN_OR_RETURN(a.head_dim, r.integer("head_dim", c.dim / a.heads, 1));
+  if (a.head_dim % 2 != 0) {
+    return r.error(absl::StrCat("head_dim is ", a.head_dim, ", which is odd"));
+  }
+  ASSIGN_OR_RETURN(c.rope, r.rope(a.head_dim));
+  ASSIGN_OR_RETURN(const std::string activation,
+                   r.string("hidden_act", "silu"));
+  if (activation != "silu") {
+    return r.error(absl::StrCat("hidden_act is '", activation,
+                                "'; only \"silu\" exists here"));
+  }
+  RETURN_IF_ERROR(
+      r.refuse_true({"attention_bias", "mlp_bias", "use_sliding_window"}));
+  c.dense.assign(static_cast<size_t>(c.layers), true);
+  return c;
+}
+
+Tensor GqaDecoderLayer::operator()(const Tensor& x_TD, Context& ctx) const {
+  Tensor h_TD;
+  {
+    LayerScope scope("self_attn");
+    h_TD = x_TD + attention(input_norm(x_TD), ctx);
+  }
+  LayerScope scope("mlp");
+  const Tensor n_TD = post_attention_norm(h_TD);
+  return h_TD + (moe ? (*moe)(n_TD, ctx) : (*dense)(n_TD));
+}
+
+Layers<GqaDecoderLayer> GqaLm::make_layers(const SharedGqaLmConfig& c) {
+  Layers<GqaDecoderLayer> layers;
+  for (int i = 0; i < c->layers; ++i) layers.items.push_back({c, i});
+  return layers;
+}
+
+void GqaLm::prepare(Context& ctx) const {
+  ctx.rope = rope_table(c->rope, ctx.sequence.position_T);
+}
+
+Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
+  Tensor x_TD = embed(ids_T);
+  for (size_t i = 0; i < layers.items.size(); ++i) {
+    LayerScope scope("layers", layers.first + static_cast<int>(i));
+    x_TD = layers.items[i](x_TD, ctx);
+  }
+  return x_TD;
+}
+
+Tensor GqaLm::logits(const Tensor& ids_T, Context& ctx) const {
+  return linear(norm(forward(ids_T, ctx)), head_weight());
+}
+
+LanguageModelLoss GqaLm::loss(const Batch& batch, Context& ctx) const {
+  const Tensor x_TD = norm(forward(batch.ids_T, ctx));
+  UseSite site(kHeadSite);
+  LayerScope scope("lm_head");
+  const Tensor loss =
+      linear_cross_entropy(x_TD, head_weight(), batch.label_T, batch.weight_T)
+          .loss;
+  return {loss, loss, {}};
+}
+
+std::vector<NamedTensor> GqaLm::named_tensors() {
+  NameTable names;
+  names.add("", "", model_rules());
+  for (int i = 0; i < c->layers; ++i) {
+    names.add("layers." + std::to_string(i) + ".",
+              "model.layers." + std::to_string(i) + ".", layer_rules());
+  }
+  return name_tensors(*this, names);
+}
+
+}  // namespace tapeline
