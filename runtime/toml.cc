@@ -7,8 +7,9 @@
 #include "runtime/file.h"
 #include "runtime/status.h"
 
-// toml++ 3.3 asserts what malformed text can make false ("[=x"), and with NDEBUG
-// has the compiler assume it; the code behind reports the error by itself.
+// toml++ 3.3 asserts what malformed text can make false ("[=x"), and with
+// NDEBUG has the compiler assume it; the code behind reports the error by
+// itself.
 #undef NDEBUG
 #define TOML_ASSERT(expression) static_cast<void>(0)
 #define TOML_EXCEPTIONS 0
@@ -27,8 +28,9 @@ std::string at(std::string_view name, const toml::source_position& position) {
 }
 
 // Finds, before the parser sees the text, what would hurt it: characters beyond
-// ASCII outside strings and comments, where TOML allows none and toml++ 3.3 has
-// undefined behaviour (is_non_ascii_horizontal_whitespace), and keys of so many
+// ASCII where toml++ 3.3 asks whether they are blank, which is undefined
+// behaviour for most (is_non_ascii_horizontal_whitespace): outside strings and
+// comments, where TOML allows none, and behind backslashes; and keys of so many
 // parts that freeing their nested tables overflows the stack.
 class Scanner {
  public:
@@ -41,8 +43,8 @@ class Scanner {
       if (c == '#') {
         at_ = std::min(text_.find('\n', at_), text_.size());
       } else if (c == '"' || c == '\'') {
-        skip_string(c);
-      } else if (static_cast<unsigned char>(c) >= 0x80) {
+        RETURN_IF_ERROR(skip_string(c));
+      } else if (beyond_ascii()) {
         return fail("character beyond ASCII; quote it");
       } else if (c == '.' && ++dots_ >= kMaxParts) {
         return fail("key with more than " + std::to_string(kMaxParts) +
@@ -62,16 +64,20 @@ class Scanner {
     return absl::InvalidArgumentError(text_position(text_, at_, name_) + what);
   }
 
-  void skip_string(char quote) {
+  bool beyond_ascii() const {
+    return at_ < text_.size() && static_cast<unsigned char>(text_[at_]) >= 0x80;
+  }
+
+  absl::Status skip_string(char quote) {
     const std::string triple(3, quote);
     const bool many = text_.substr(at_).starts_with(triple);
     at_ += many ? 3 : 1;
     while (at_ < text_.size()) {
       const char c = text_[at_];
       if (c == '\\' && quote == '"') {
-        at_ += 2;
+        RETURN_IF_ERROR(skip_escape());
       } else if (c == '\n' && !many) {
-        return;  // the parser says that it is not closed
+        break;  // the parser says that it is not closed
       } else if (c != quote ||
                  (many && !text_.substr(at_).starts_with(triple))) {
         ++at_;
@@ -81,9 +87,24 @@ class Scanner {
         for (int i = 0; many && i < 2 && at_ < text_.size(); ++i) {
           at_ += text_[at_] == quote;
         }
-        return;
+        break;
       }
     }
+    return absl::OkStatus();
+  }
+
+  // The character behind a backslash, or behind the blanks that a backslash at
+  // the end of a line swallows, is asked whether it is blank.
+  absl::Status skip_escape() {
+    ++at_;
+    const size_t first = text_.find_first_not_of(" \t\r\n", at_);
+    const bool swallows = first != at_;
+    at_ = std::min(first, text_.size());
+    if (beyond_ascii()) {
+      return fail("character beyond ASCII behind a backslash; join the lines");
+    }
+    if (!swallows && at_ < text_.size()) ++at_;
+    return absl::OkStatus();
   }
 
   std::string_view text_, name_;

@@ -110,6 +110,14 @@ TEST(Toml, ReadsNonAsciiInStringsAndCommentsOnly) {
   EXPECT_EQ(std::string(number.status().message()),
             "t:2:8: character beyond ASCII; quote it");
   EXPECT_FALSE(parse_toml("\xc3\xa4 = 1", "t").ok());
+  // The same behind a backslash in a string.
+  EXPECT_EQ(std::string(parse_toml("a = \"\"\"x \\\n  \xc3\xa4\"\"\"", "t")
+                            .status()
+                            .message()),
+            "t:2:3: character beyond ASCII behind a backslash; join the lines");
+  EXPECT_FALSE(parse_toml("a = \"\\\xc3\xa4\"", "t").ok());
+  EXPECT_EQ(read_back("a = \"\"\"x \\\n  y\xc3\xa4\"\"\""),
+            "1:1 a = \"x y\xc3\xa4\"\n");
   EXPECT_FALSE(parse_toml("a = \"x\n\xc3\xa4 = 1\"", "t").ok());
 }
 
