@@ -20,6 +20,7 @@
 
 #include "kernels/simd_math.h"
 #include "runtime/dtype.h"
+#include "runtime/view.h"
 
 namespace tapeline::internal {
 
@@ -78,6 +79,16 @@ inline Rows<const Accumulator<T>> converted(Rows<const T> from, int64_t rows,
     for (int64_t i = 0; i < rows; ++i) convert(from[i], buffer + i * n, n);
     return {buffer, n};
   }
+}
+
+// Heads [h, h + n) of row t of x [T, H, D] in the accumulator's type; `buffer`
+// holds kConverted<T, kRowTile>.
+template <class T>
+inline Rows<const Accumulator<T>> heads_of(const View<const T>& x_THD,
+                                           int64_t t, int64_t h, int64_t n,
+                                           Accumulator<T>* buffer) {
+  const T* from = x_THD.data + t * x_THD.strides[0] + h * x_THD.strides[1];
+  return converted<T>({from, x_THD.strides[1]}, n, x_THD.size(2), buffer);
 }
 
 // --- one AVX register --------------------------------------------------------

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "kernels/attention/tile.h"
+#include "kernels/indexer/index_scores.h"
 #include "kernels/indexer/indexer.h"
 #include "kernels/top_k/top_k.h"
 
@@ -10,11 +10,10 @@ namespace tapeline {
 namespace {
 
 using internal::converted;
-using internal::dots;
+using internal::index_scores;
 using internal::kConverted;
 using internal::kKeyTile;
 using internal::kMaxHeadDim;
-using internal::kRowTile;
 using internal::Rows;
 
 // Queries that share a tile of keys while it is in the cache.
@@ -31,28 +30,6 @@ struct Indexer {
   A scale;
   int64_t tokens = q.size(0), heads = q.size(1), dim = q.size(2);
   int64_t keys = k.size(0);
-
-  // Scores of query t with n key rows, into `out`.
-  void score(int64_t t, Rows<const A> key_rows, int64_t n, A* out) const {
-    A q_buffer[kConverted<T, kRowTile>], dot_buffer[kRowTile * kKeyTile];
-    const Rows<A> dot{dot_buffer, kKeyTile};
-    std::fill_n(out, n, A(0));
-    for (int64_t h = 0; h < heads; h += kRowTile) {
-      const int64_t count = std::min<int64_t>(kRowTile, heads - h);
-      const T* from = q.data + t * q.strides[0] + h * q.strides[1];
-      const Rows<const A> queries =
-          converted<T>({from, q.strides[1]}, count, dim, q_buffer);
-      dots(count, n, dim, queries, key_rows, dot);
-      for (int64_t m = 0; m < count; ++m) {
-        const A weight = w(t, h + m);
-#pragma omp simd
-        for (int64_t j = 0; j < n; ++j) {
-          const A x = dot[m][j] * scale;
-          out[j] = std::fma(weight, x < 0 ? A(0) : x, out[j]);
-        }
-      }
-    }
-  }
 
   // Rows [first, last), within their ranges only; row t at scores [t - first].
   void score_rows(int64_t first, int64_t last, const View<A>& scores) const {
@@ -72,7 +49,8 @@ struct Indexer {
         const int64_t lo = std::max<int64_t>(key, range.begin(t));
         const int64_t hi = std::min<int64_t>(key + n, range.end(t));
         if (lo >= hi) continue;
-        score(t, key_rows.from(lo - key), hi - lo, &scores(t - first, lo));
+        index_scores(q, w, t, scale, key_rows.from(lo - key), hi - lo,
+                     &scores(t - first, lo));
       }
     }
   }

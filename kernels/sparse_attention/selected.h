@@ -57,14 +57,30 @@ inline Rows<const Accumulator<T>> gather(const View<const T>& x_SD,
   return {buffer, d};
 }
 
-// Heads [h, h + n) of row t of x [T, H, D] in the accumulator's type; `buffer`
-// holds kConverted<T, kRowTile>.
-template <class T>
-inline Rows<const Accumulator<T>> heads_of(const View<const T>& x_THD,
-                                           int64_t t, int64_t h, int64_t n,
-                                           Accumulator<T>* buffer) {
-  const T* from = x_THD.data + t * x_THD.strides[0] + h * x_THD.strides[1];
-  return converted<T>({from, x_THD.strides[1]}, n, x_THD.size(2), buffer);
+// visit(key, entry) for the entries of keys [first, last) in an inverse index
+// (invert_ids), by blocks of queries and within a block key by key. A key's
+// entries stay in order, and a block's queries stay in the cache while
+// neighbouring keys, which tend to be chosen together, use them. At most
+// kKeysPerChunk keys.
+inline constexpr int64_t kKeysPerChunk = 16;
+template <class Visit>
+inline void visit_entries(const View<const int32_t>& offsets_S1,
+                          const View<const int32_t>& entries, int64_t first,
+                          int64_t last, int64_t tokens, int64_t slots,
+                          int64_t bytes_per_query, Visit visit) {
+  constexpr int64_t kCacheBytes = 64 << 10;  // a part of a core's L2
+  const int64_t block = std::max<int64_t>(1, kCacheBytes / bytes_per_query);
+  int32_t next[kKeysPerChunk];
+  for (int64_t s = first; s < last; ++s) next[s - first] = offsets_S1(s);
+  for (int64_t t = 0; t < tokens; t += block) {
+    const int64_t end = std::min(tokens, t + block) * slots;
+    for (int64_t s = first; s < last; ++s) {
+      int32_t& i = next[s - first];
+      for (; i < offsets_S1(s + 1) && entries(i) < end; ++i) {
+        visit(s, entries(i));
+      }
+    }
+  }
 }
 
 }  // namespace tapeline::internal

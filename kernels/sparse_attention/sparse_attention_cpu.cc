@@ -17,6 +17,7 @@ using internal::Factor;
 using internal::gather;
 using internal::heads_of;
 using internal::kConverted;
+using internal::kKeysPerChunk;
 using internal::kKeyTile;
 using internal::kMaxHeadDim;
 using internal::kRowTile;
@@ -24,13 +25,10 @@ using internal::plain;
 using internal::Rows;
 using internal::RunningSoftmax;
 using internal::Selected;
+using internal::visit_entries;
 using internal::visit_selected;
 
-// A query is some microseconds of work, a key's sum less.
-constexpr int64_t kQueriesPerChunk = 4;
-constexpr int64_t kKeysPerChunk = 16;
-// Of q and do together: a part of a core's L2.
-constexpr int64_t kCacheBytes = 64 << 10;
+constexpr int64_t kQueriesPerChunk = 4;  // some microseconds of work each
 
 template <class T>
 void check_shapes(const View<const T>& q, const View<const T>& kv,
@@ -152,28 +150,16 @@ struct Backward {
     }
   }
 
-  // dkv of keys [first, last). Queries are taken in blocks, and within a block
-  // key by key: a key's entries stay in order, and q and do of a block stay in
-  // the cache while neighbouring keys, which tend to be chosen together, use
-  // them.
+  // dkv of keys [first, last).
   void keys(int64_t first, int64_t last) const {
     A sum_buffer[kKeysPerChunk * kMaxHeadDim];
     std::fill_n(sum_buffer, (last - first) * dim, A(0));
     const Rows<A> sum{sum_buffer, dim};
-    int32_t next[kKeysPerChunk];
-    for (int64_t s = first; s < last; ++s) next[s - first] = offsets(s);
-    const int64_t tokens = q.size(0);
-    const int64_t block = std::max<int64_t>(
-        1, kCacheBytes / (heads * (dim + v_dim) * int64_t{sizeof(T)}));
-    for (int64_t t = 0; t < tokens; t += block) {
-      const int64_t end = std::min(tokens, t + block) * slots;
-      for (int64_t s = first; s < last; ++s) {
-        int32_t& i = next[s - first];
-        for (; i < offsets(s + 1) && entries(i) < end; ++i) {
-          add_entry(entries(i), sum.from(s - first));
-        }
-      }
-    }
+    visit_entries(offsets, entries, first, last, q.size(0), slots,
+                  heads * (dim + v_dim) * int64_t{sizeof(T)},
+                  [&](int64_t s, int32_t entry) {
+                    add_entry(entry, sum.from(s - first));
+                  });
     for (int64_t s = first; s < last; ++s) {
       convert(sum[s - first], &dkv(s, 0), dim);
     }
