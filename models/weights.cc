@@ -164,6 +164,16 @@ std::vector<NamedTensor> sorted_by_name(std::vector<NamedTensor> tensors) {
   return tensors;
 }
 
+std::vector<OptimizedTensor> optimized_tensors(
+    const std::vector<NamedTensor>& tensors) {
+  std::vector<OptimizedTensor> out;
+  for (const NamedTensor& t : tensors) {
+    if (t.parameter == nullptr || !t.parameter->trainable()) continue;
+    out.push_back({t.name, t.shape, t.offset, *t.parameter, {}});
+  }
+  return out;
+}
+
 int64_t parameter_count(const std::vector<NamedTensor>& tensors) {
   int64_t count = 0;
   for (const NamedTensor& t : tensors) {

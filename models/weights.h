@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "autograd/optimizer.h"
 #include "runtime/safetensors.h"
 #include "runtime/tree.h"
 
@@ -106,6 +107,11 @@ absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
 // Tensors in name order: state hashes and files do not depend on a module's
 // layout.
 std::vector<NamedTensor> sorted_by_name(std::vector<NamedTensor> tensors);
+
+// What an optimizer updates: the parameters that are trained. Muon's row blocks
+// are left empty, so AdamW updates them all.
+std::vector<OptimizedTensor> optimized_tensors(
+    const std::vector<NamedTensor>& tensors);
 
 int64_t parameter_count(const std::vector<NamedTensor>& tensors);
 
