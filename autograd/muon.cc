@@ -31,8 +31,8 @@ void run(Launch l, const MuonRule& rule, const UpdateStep& step,
   muon_orthogonalize<A>(l, job.update, job.workspace, rule.iterations);
   const double scale =
       muon_scale(MuonScale::kMatchAdamW, job.param.size(0), job.param.size(1));
-  muon_apply<A>(l, job.update, step.lr * scale, rule.weight_decay, step.lr,
-                job.param);
+  const double lr = rule.lr_ratio * step.lr;
+  muon_apply<A>(l, job.update, lr * scale, rule.weight_decay, lr, job.param);
 }
 
 // At most kInFlight matrices.

@@ -26,6 +26,7 @@ struct MuonRule {
   bool nesterov = true;
   int iterations = 5;
   double weight_decay = 0.1;
+  double lr_ratio = 1;  // of this rule's learning rate to the step's
 };
 
 // Row blocks [begin, end) of a matrix with `rows` rows: `heights` repeated

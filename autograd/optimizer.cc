@@ -73,7 +73,7 @@ Tensor Optimizer::gradient(ParameterGradients& grads,
   return t.block(sum);
 }
 
-StepReport Optimizer::step(ParameterGradients& grads, double lr) {
+StepReport Optimizer::step(ParameterGradients& grads, double lr, double loss) {
   std::vector<Tensor> gradient_of;
   double squares = 0;
   for (const OptimizedTensor& t : tensors_) {
@@ -82,7 +82,7 @@ StepReport Optimizer::step(ParameterGradients& grads, double lr) {
   }
   StepReport report;
   report.grad_norm = std::sqrt(squares);
-  if (!std::isfinite(report.grad_norm)) {
+  if (!std::isfinite(report.grad_norm) || !std::isfinite(loss)) {
     report.skipped = true;
     ++skipped_;
     return report;

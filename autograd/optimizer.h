@@ -69,8 +69,9 @@ class Optimizer {
  public:
   Optimizer(std::vector<OptimizedTensor> tensors, OptimizerOptions options);
 
-  // Call once per step; `grads` keeps its sums, the caller zeroes them.
-  StepReport step(ParameterGradients& grads, double lr);
+  // Call once per step; `grads` keeps its sums, the caller zeroes them. A loss
+  // that is not finite skips the update too.
+  StepReport step(ParameterGradients& grads, double lr, double loss = 0);
 
   // In name order.
   const std::vector<OptimizedTensor>& tensors() const { return tensors_; }

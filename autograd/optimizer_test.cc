@@ -155,7 +155,11 @@ TEST(Optimizer, NotFiniteGradientsChangeNothing) {
   }
   EXPECT_EQ(a.value().to_vector<float>(), before);
   EXPECT_EQ(state[0].value.to_vector<float>(), m);
-  EXPECT_EQ(optimizer.skipped(), 3);
+  grads.zero();
+  add_gradient<float>(grads, a, {0.25, 0.5});
+  EXPECT_TRUE(optimizer.step(grads, 0.1, /*loss=*/NAN).skipped);
+  EXPECT_EQ(a.value().to_vector<float>(), before);
+  EXPECT_EQ(optimizer.skipped(), 4);
   EXPECT_EQ(optimizer.updates(), 1);
 }
 

@@ -1,0 +1,96 @@
+// tapeline generate: continues a prompt, byte by byte.
+
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/device.h"
+#include "tools/tapeline/verbs.h"
+#include "tools/train/generate.h"
+#include "tools/train/load_model.h"
+
+namespace tapeline {
+namespace {
+
+struct GenerateFlags {
+  std::string model, prompt;
+  int64_t max_tokens = 128, seed = 0, threads = 0;
+  double temperature = 0, top_p = 1;
+  bool no_cache = false, json = false;
+};
+
+Flags make_flags(GenerateFlags& f) {
+  Flags flags("generate");
+  flags.add("model", &f.model, "DIR", "Hugging Face folder (required)");
+  flags.add("prompt", &f.prompt, "S", "text to continue (required)");
+  flags.add("max_tokens", &f.max_tokens, "N", "at most so many (128)");
+  flags.add("temperature", &f.temperature, "X", "0 is greedy (0)");
+  flags.add("top_p", &f.top_p, "X", "most likely tokens of this mass (1)");
+  flags.add("seed", &f.seed, "N", "of the draws (0)");
+  flags.add("no_cache", &f.no_cache, "", "make all keys again for each token");
+  flags.add("threads", &f.threads, "N", "processors to use (all)");
+  flags.add("json", &f.json, "", "print prompt_ids, ids and text as JSON");
+  return flags;
+}
+
+std::string check(const GenerateFlags& f) {
+  if (f.model.empty()) return "--model is missing; give a folder";
+  if (f.prompt.empty()) return "--prompt is missing; give some text";
+  if (f.max_tokens < 1) return "--max_tokens must be at least 1";
+  if (f.temperature < 0) return "--temperature must be at least 0";
+  if (!(f.top_p > 0 && f.top_p <= 1))
+    return "--top_p must be above 0, at most 1";
+  if (f.seed < 0) return "--seed must be at least 0";
+  if (f.threads < 0) return "--threads must be at least 1";
+  return "";
+}
+
+Json ids_json(const std::vector<int32_t>& ids) {
+  Json::Array array;
+  for (int32_t id : ids) array.emplace_back(id);
+  return array;
+}
+
+}  // namespace
+
+int generate_verb(const Arguments& arguments) {
+  GenerateFlags f;
+  Flags flags = make_flags(f);
+  const absl::StatusOr<bool> parsed = parse_or_help(flags, arguments);
+  if (!parsed.ok()) return fail(kExitUsage, parsed.status());
+  if (!*parsed) return kExitDone;
+  if (const std::string wrong = check(f); !wrong.empty()) {
+    return fail(kExitUsage, wrong);
+  }
+  use_threads(f.threads);
+  absl::StatusOr<std::unique_ptr<LanguageModel>> model =
+      load_language_model(user_path(f.model), {});
+  if (!model.ok()) return fail(kExitBadInput, model.status());
+  const std::vector<int32_t> prompt = byte_ids(f.prompt);
+  const GenerateOptions options = {
+      .max_tokens = f.max_tokens,
+      .temperature = f.temperature,
+      .top_p = f.top_p,
+      .seed = static_cast<uint64_t>(f.seed),
+      .cache = !f.no_cache,
+  };
+  const absl::StatusOr<std::vector<int32_t>> ids =
+      generate(**model, prompt, options);
+  if (!ids.ok()) return fail(kExitBadInput, ids.status());
+  if (!f.json) {
+    std::cout << f.prompt << byte_text(*ids) << std::endl;
+    return kExitDone;
+  }
+  Json out;
+  out["schema"] = 1;
+  out["prompt_ids"] = ids_json(prompt);
+  out["ids"] = ids_json(*ids);
+  out["text"] = byte_text(*ids);
+  std::cout << out.dump() << std::endl;
+  return kExitDone;
+}
+
+}  // namespace tapeline

@@ -1,0 +1,82 @@
+// tapeline: train, sample and measure language models.
+
+#include <csignal>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/edit_distance.h"
+#include "tools/tapeline/verbs.h"
+
+namespace tapeline {
+namespace {
+
+struct Verb {
+  std::string name;
+  int (*run)(const Arguments&);
+  std::string help;
+};
+
+const std::vector<Verb>& verbs() {
+  static const std::vector<Verb>& verbs = *new std::vector<Verb>{
+      {"train", train_verb, "train a model as a config file says"},
+      {"generate", generate_verb, "continue a prompt"},
+      {"eval", eval_verb, "loss and bits per byte of a text"},
+  };
+  return verbs;
+}
+
+// Part of the interface, not of this build.
+const std::vector<std::string>& planned() {
+  static const std::vector<std::string>& names = *new std::vector<std::string>{
+      "parity", "ckpt", "plan", "schedule", "bench"};
+  return names;
+}
+
+void print_help(std::ostream& out) {
+  out << "usage: tapeline <verb> [flags]\n";
+  for (const Verb& verb : verbs()) {
+    out << "  " << verb.name << std::string(12 - verb.name.size(), ' ')
+        << verb.help << "\n";
+  }
+  out << "tapeline <verb> --help lists a verb's flags\n";
+}
+
+int run(const Arguments& words) {
+  if (words.size() < 2) {
+    return fail(kExitUsage, "no verb given; see tapeline --help");
+  }
+  const std::string& name = words[1];
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_help(std::cout);
+    return kExitDone;
+  }
+  const Arguments arguments(words.begin() + 2, words.end());
+  std::vector<std::string> known;
+  for (const Verb& verb : verbs()) {
+    if (verb.name == name) return verb.run(arguments);
+    known.push_back(verb.name);
+  }
+  for (const std::string& later : planned()) {
+    if (later == name) {
+      return fail(kExitUsage, absl::StrCat("verb '", name,
+                                           "' is not available yet; see "
+                                           "tapeline --help"));
+    }
+  }
+  return fail(kExitUsage,
+              absl::StrCat("no verb '", name, "'", suggestion(name, known),
+                           "; see tapeline --help"));
+}
+
+}  // namespace
+}  // namespace tapeline
+
+int main(int argc, char** argv) {
+  // A file that grows past RLIMIT_FSIZE is an error of its write, not a death.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  tapeline::set_command_line({argv, argv + argc});
+  return tapeline::run(tapeline::command_line());
+}

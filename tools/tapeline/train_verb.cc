@@ -1,0 +1,70 @@
+// tapeline train: from a config file to a trained model.
+
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/file.h"
+#include "tools/config/config.h"
+#include "tools/tapeline/verbs.h"
+#include "tools/train/run.h"
+
+namespace tapeline {
+namespace {
+
+// As the user means it, or as a file that came with the program: `bazel run`
+// starts in the folder that holds those.
+std::string config_path(const std::string& path) {
+  const std::string theirs = user_path(path);
+  return !path_exists(theirs) && path_exists(path) ? path : theirs;
+}
+
+}  // namespace
+
+int train_verb(const Arguments& arguments) {
+  std::string config;
+  std::vector<std::string> sets;
+  bool print = false;
+  OptionalText resume;
+  int64_t threads = -1;
+  Flags flags("train");
+  flags.add("config", &config, "F", "TOML file (required)");
+  flags.add("set", &sets, "KEY=VALUE", "over the file's value; repeatable");
+  flags.add("print_config", &print, "",
+            "print every setting and where it came from, and end");
+  flags.add("resume", &resume, "PATH",
+            "go on from the run's newest snapshot, or from this one");
+  flags.add("threads", &threads, "N",
+            "processors to use; the same as --set train.threads=N");
+  const absl::StatusOr<bool> parsed = parse_or_help(flags, arguments);
+  if (!parsed.ok()) return fail(kExitUsage, parsed.status());
+  if (!*parsed) return kExitDone;
+  if (config.empty()) {
+    return fail(kExitUsage, "--config is missing; give a TOML file");
+  }
+  if (threads == 0 || threads < -1) {
+    return fail(kExitUsage, "--threads must be at least 1");
+  }
+  if (threads > 0) sets.push_back(absl::StrCat("train.threads=", threads));
+  absl::StatusOr<Config> loaded = load_config(config_path(config), sets);
+  if (!loaded.ok()) return fail(kExitBadInput, loaded.status());
+  if (print) {
+    std::cout << print_config(*loaded) << std::flush;
+    return kExitDone;
+  }
+  RunRequest request;
+  request.config = *std::move(loaded);
+  if (const char* base = std::getenv("BUILD_WORKING_DIRECTORY")) {
+    request.base = base;
+  }
+  request.resume = resume.given;
+  request.snapshot = resume.value;
+  request.command_line = command_line();
+  const absl::Status end = run_training(request);
+  return end.ok() ? kExitDone : fail(exit_code(end), end);
+}
+
+}  // namespace tapeline

@@ -1,0 +1,44 @@
+// The verbs of the tapeline binary, and how each ends.
+//
+// A verb takes its arguments and returns the exit code. A failure is one line
+// on stderr: what is wrong, where, and what to do. With --json stdout holds one
+// JSON value and nothing else.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/json.h"
+#include "tools/tapeline/flags.h"
+#include "tools/train/exit_code.h"
+
+namespace tapeline {
+
+using Arguments = std::vector<std::string>;
+int train_verb(const Arguments& arguments);
+int generate_verb(const Arguments& arguments);
+int eval_verb(const Arguments& arguments);
+
+// "tapeline: <message>" on stderr, on one line; returns the code.
+int fail(ExitCode code, std::string_view message);
+int fail(ExitCode code, const absl::Status& status);
+
+// Parses; prints the help for --help. A value is the code to end with.
+absl::StatusOr<bool> parse_or_help(Flags& flags, const Arguments& arguments);
+
+// The arguments of this process, program name first.
+const Arguments& command_line();
+void set_command_line(Arguments words);
+
+// A relative path, against the folder in which `bazel run` was called.
+std::string user_path(const std::string& path);
+// The same for data.train and --data, which may also name a built-in text.
+std::string user_corpus(const std::string& spec);
+
+// Kernels share so many threads; 0: all processors. Never changes a result.
+void use_threads(int64_t threads);
+
+}  // namespace tapeline

@@ -1,0 +1,26 @@
+// A model as a Hugging Face folder: config.json, model.safetensors or shards
+// with their index, generation_config.json if the run has one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "models/weights.h"
+#include "runtime/json.h"
+
+namespace tapeline {
+
+inline constexpr uint64_t kShardBytes = uint64_t{5} << 30;
+
+// The folder appears complete or not at all; one that is there is replaced
+// afterwards. `config` is written with every key and dtype = the tensors'.
+absl::Status export_hugging_face(const std::string& folder,
+                                 const std::vector<NamedTensor>& tensors,
+                                 Json config,
+                                 const std::optional<Json>& generation_config,
+                                 uint64_t max_shard_bytes = kShardBytes);
+
+}  // namespace tapeline

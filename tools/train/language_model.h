@@ -1,0 +1,55 @@
+// LanguageModel: what training, evaluation and generation need of a model,
+// whatever its family.
+//
+// Families are structs that read like a paper (models/); this is the one place
+// that hides which. Made from the keys of a Hugging Face config.json.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/batch.h"
+#include "models/context.h"
+#include "models/weights.h"
+#include "runtime/json.h"
+
+namespace tapeline {
+
+// Choices of a run that config.json does not hold.
+struct ModelChoices {
+  int mtp_depths = -1;          // -1: as many as there are MTP layers
+  bool mtp_after_norm = false;  // hidden state given to depth 1
+  bool train_indexer = false;
+  BalanceRule balance;
+};
+
+class LanguageModel {
+ public:
+  virtual ~LanguageModel() = default;
+
+  virtual const Json& config() const = 0;
+  virtual int64_t vocabulary() const = 0;
+  virtual double initializer_std() const = 0;
+  virtual const std::vector<int64_t>& eos_ids() const = 0;
+  virtual int mtp_depths() const = 0;
+
+  // The pointers live as long as this object.
+  virtual std::vector<NamedTensor> named_tensors() = 0;
+  // Freezes what this run does not train; call once there are values.
+  virtual void apply_training_choices() = 0;
+  // OptimizedTensor::muon_rows of a tensor.
+  virtual std::vector<int64_t> muon_rows(const NamedTensor&) const = 0;
+  // The bias of the router that reports as `layer`; null if it has none.
+  virtual Buffer* router_bias(int layer) = 0;
+
+  virtual void prepare(Context& ctx) const = 0;
+  virtual LanguageModelLoss loss(const Batch& batch, Context& ctx) const = 0;
+  virtual Tensor logits(const Tensor& ids_T, Context& ctx) const = 0;
+};
+
+absl::StatusOr<std::unique_ptr<LanguageModel>> make_language_model(
+    const Json& config, const ModelChoices& choices);
+
+}  // namespace tapeline

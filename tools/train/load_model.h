@@ -1,0 +1,18 @@
+// A model read from a Hugging Face folder.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tools/train/language_model.h"
+
+namespace tapeline {
+
+// config.json and model.safetensors, or shards with an index, of `folder`, as
+// fp32. A missing file, another shape or a value that is not finite is an
+// error that names file and tensor.
+absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
+    const std::string& folder, const ModelChoices& choices);
+
+}  // namespace tapeline

@@ -1,0 +1,51 @@
+// The record of a step: a line of metrics.jsonl and a line for people.
+//
+// Losses are as they enter the total: each weighted by its coefficient, so that
+// loss = lm + mtp + balance + z + indexer, up to rounding. What a run does not
+// have is 0 or null. Key order is fixed; docs list the keys.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/json.h"
+
+namespace tapeline {
+
+struct StepRecord {
+  int64_t step = 0;
+  double time_unix = 0;
+  double loss = 0, lm_loss = 0, mtp_loss = 0, balance_loss = 0, z_loss = 0,
+         indexer_loss = 0;
+  double lr = 0, grad_norm = 0;
+  int64_t tokens = 0;  // consumed since the run began
+  double tokens_per_s = 0, step_ms = 0;
+  int64_t pool_peak_bytes = 0, rss_peak_bytes = 0;
+  int64_t skipped = 0;                // steps not applied since the run began
+  std::string grad_hash, param_hash;  // empty: not computed at this step
+};
+
+struct EvalRecord {
+  int64_t step = 0;
+  double val_loss = 0;  // nats per token
+  double val_bits_per_byte = 0;
+  int64_t val_bytes = 0;
+};
+
+Json to_json(const StepRecord& record);
+Json to_json(const EvalRecord& record);
+
+// "step 120/2000 | loss 3.4127 | ...", columns aligned from line to line.
+std::string step_line(const StepRecord& record, int64_t total_steps,
+                      double seconds_left);
+
+// Bytes of memory this process had resident at most (VmHWM); 0: unknown.
+int64_t peak_resident_bytes();
+
+// Rewrites a metrics file without the lines of later steps, and without a last
+// line that a crash cut; absent is fine. Says whether an evaluation of `step`
+// is among what stays.
+absl::StatusOr<bool> cut_metrics(const std::string& path, int64_t step);
+
+}  // namespace tapeline

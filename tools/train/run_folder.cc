@@ -1,0 +1,127 @@
+#include "tools/train/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/file.h"
+#include "runtime/status.h"
+
+namespace tapeline {
+namespace {
+
+absl::Status failure(std::string_view call, const std::string& path) {
+  const int error = errno;
+  const std::string text = absl::StrCat(path, ": ", std::string(call),
+                                        " failed: ", std::strerror(error));
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    return absl::ResourceExhaustedError(
+        text + "; free some space or write to another disk");
+  }
+  if (error == EACCES || error == EPERM || error == EROFS) {
+    return absl::PermissionDeniedError(text +
+                                       "; check the permissions of the folder");
+  }
+  return absl::InternalError(text);
+}
+
+absl::StatusOr<int> open_to_append(const std::string& path) {
+  const int descriptor =
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (descriptor < 0) return failure("open", path);
+  return descriptor;
+}
+
+absl::Status append(int descriptor, std::string_view text,
+                    const std::string& path) {
+  while (!text.empty()) {
+    const ssize_t wrote = ::write(descriptor, text.data(), text.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return failure("write", path);
+    text.remove_prefix(static_cast<size_t>(wrote));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+RunFolder::RunFolder(RunFolder&& other) noexcept
+    : path_(std::move(other.path_)),
+      lock_(std::exchange(other.lock_, -1)),
+      log_(std::exchange(other.log_, -1)),
+      metrics_(std::exchange(other.metrics_, -1)) {}
+
+RunFolder::~RunFolder() {
+  for (int descriptor : {metrics_, log_, lock_}) {
+    if (descriptor >= 0) ::close(descriptor);
+  }
+}
+
+std::string RunFolder::file(std::string_view name) const {
+  return join_path(path_, std::string(name));
+}
+
+absl::Status RunFolder::lock() {
+  const std::string name = file("run.lock");
+  ASSIGN_OR_RETURN(lock_, open_to_append(name));
+  if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno != EWOULDBLOCK) return failure("flock", name);
+  return absl::FailedPreconditionError(absl::StrCat(
+      path_,
+      ": another process trains in this folder; wait for it or set "
+      "run.name"));
+}
+
+absl::StatusOr<RunFolder> RunFolder::create(const std::string& path,
+                                            std::string* moved) {
+  if (path_exists(path)) {
+    // Locked while it is renamed, so that a live run keeps its folder.
+    RunFolder earlier(path);
+    RETURN_IF_ERROR(earlier.lock());
+    int k = 1;
+    while (path_exists(absl::StrCat(path, ".", k))) ++k;
+    *moved = absl::StrCat(path, ".", k);
+    RETURN_IF_ERROR(rename_path(path, *moved));
+  }
+  return reopen(path);
+}
+
+absl::StatusOr<RunFolder> RunFolder::reopen(const std::string& path) {
+  RETURN_IF_ERROR(make_directories(path));
+  RunFolder folder(path);
+  RETURN_IF_ERROR(folder.lock());
+  RETURN_IF_ERROR(make_directories(folder.file("samples")));
+  RETURN_IF_ERROR(make_directories(folder.file("snapshots")));
+  ASSIGN_OR_RETURN(folder.log_, open_to_append(folder.file("log.txt")));
+  return folder;
+}
+
+void RunFolder::say(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  std::cout << text << std::flush;
+  append(log_, text, path_).IgnoreError();
+}
+
+absl::Status RunFolder::append_metrics(const Json& record) {
+  const std::string name = file("metrics.jsonl");
+  if (metrics_ < 0) {
+    ASSIGN_OR_RETURN(metrics_, open_to_append(name));
+  }
+  return append(metrics_, record.dump() + "\n", name);
+}
+
+absl::Status RunFolder::sync_metrics() {
+  if (metrics_ >= 0 && ::fdatasync(metrics_) < 0) {
+    return failure("fdatasync", file("metrics.jsonl"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tapeline

@@ -1,0 +1,130 @@
+#include "tools/train/run_options.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/file.h"
+#include "runtime/status.h"
+
+namespace tapeline {
+namespace {
+
+LearningRate learning_rate(const Config& c) {
+  using Kind = LearningRate::Kind;
+  const std::string& name = c.schedule.name;
+  LearningRate rate;
+  rate.kind = name == "linear"   ? Kind::kLinear
+              : name == "cosine" ? Kind::kCosine
+              : name == "wsd"    ? Kind::kWsd
+                                 : Kind::kConstant;
+  rate.lr = c.optimizer.lr;
+  rate.min_lr = c.schedule.min_lr;
+  rate.warmup_steps = c.schedule.warmup_steps;
+  rate.total_steps = c.train.steps;
+  rate.decay_steps = c.schedule.decay_steps;
+  return rate;
+}
+
+// The place of a key, for messages: "configs/tiny.toml:12: ".
+std::string origin(const Config& c, const std::string& key) {
+  const auto found = c.origins.find(key);
+  return found == c.origins.end() ? "" : found->second + ": ";
+}
+
+absl::Status unavailable(const Config& c, const std::string& key,
+                         const std::string& value, const std::string& instead) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(origin(c, key), key, " = ", value,
+                   " is not available in this program yet; set ", instead));
+}
+
+}  // namespace
+
+absl::Status check_settings(const Config& c) {
+  if (c.device != "cpu") {
+    return unavailable(c, "device", c.device, "device = \"cpu\"");
+  }
+  if (c.compute_dtype != "f32") {
+    return unavailable(c, "compute_dtype", c.compute_dtype,
+                       "compute_dtype = \"f32\"");
+  }
+  if (c.recompute.policy != "none") {
+    return unavailable(c, "recompute.policy", c.recompute.policy, "\"none\"");
+  }
+  if (c.offload.activations || c.offload.ids) {
+    return unavailable(c, c.offload.ids ? "offload.ids" : "offload.activations",
+                       "true", "false");
+  }
+  if (c.pipeline.ranks != 1 || c.pipeline.chunks != 1) {
+    const bool ranks = c.pipeline.ranks != 1;
+    return unavailable(
+        c, ranks ? "pipeline.ranks" : "pipeline.chunks",
+        absl::StrCat(ranks ? c.pipeline.ranks : c.pipeline.chunks), "1");
+  }
+  if (c.debug.trace) return unavailable(c, "debug.trace", "true", "false");
+  if (c.debug.profile) return unavailable(c, "debug.profile", "true", "false");
+  const absl::Status rate = learning_rate(c).check();
+  if (!rate.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(rate.message(), "; change schedule.* or optimizer.lr"));
+  }
+  return absl::OkStatus();
+}
+
+TrainerOptions trainer_options(const Config& c) {
+  TrainerOptions o;
+  o.micro_batches = c.train.micro_batches;
+  o.loss = {.mtp_weight = c.loss.mtp_weight,
+            .balance = c.loss.balance_coefficient,
+            .z = c.loss.z_coefficient,
+            .indexer = c.loss.indexer_coefficient,
+            .router_bias_rate = c.loss.router_bias_rate};
+  o.optimizer.kind = c.optimizer.name == "muon"
+                         ? OptimizerOptions::Kind::kMuon
+                         : OptimizerOptions::Kind::kAdamW;
+  o.optimizer.adamw = {.beta1 = c.optimizer.beta1,
+                       .beta2 = c.optimizer.beta2,
+                       .eps = c.optimizer.eps,
+                       .weight_decay = c.optimizer.weight_decay};
+  o.optimizer.muon = {
+      .momentum = c.optimizer.muon_momentum,
+      .nesterov = c.optimizer.muon_nesterov,
+      .iterations = static_cast<int>(c.optimizer.muon_iterations),
+      .weight_decay = c.optimizer.weight_decay,
+      .lr_ratio = c.optimizer.muon_lr > 0 && c.optimizer.lr > 0
+                      ? c.optimizer.muon_lr / c.optimizer.lr
+                      : 1};
+  o.optimizer.max_norm = c.train.max_norm;
+  o.learning_rate = learning_rate(c);
+  o.anomaly = c.debug.anomaly;
+  return o;
+}
+
+ModelChoices model_choices(const Config& c) {
+  ModelChoices choices;
+  choices.mtp_depths = static_cast<int>(c.loss.mtp_depths);
+  choices.mtp_after_norm = c.loss.mtp_after_norm;
+  choices.train_indexer = c.loss.indexer_coefficient > 0;
+  using Kind = BalanceRule::Kind;
+  const std::string& rule = c.loss.balance_rule;
+  choices.balance.kind = rule == "softmax"          ? Kind::kSoftmax
+                         : rule == "sigmoid_biased" ? Kind::kSigmoidBiased
+                                                    : Kind::kSigmoid;
+  return choices;
+}
+
+absl::StatusOr<Json> model_config(const Config& c,
+                                  const std::string& model_path) {
+  Json json = Json::Object();
+  if (!model_path.empty()) {
+    ASSIGN_OR_RETURN(json, read_json(join_path(model_path, "config.json")));
+  }
+  for (const auto& [key, value] : c.model.keys.object()) json[key] = value;
+  if (json.object().empty()) {
+    return absl::InvalidArgumentError(
+        "the config describes no model; add a [model] table or model.path");
+  }
+  return json;
+}
+
+}  // namespace tapeline
