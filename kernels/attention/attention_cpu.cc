@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/row_tile.h"
+#include "kernels/attention/rows.h"
 #include "kernels/attention/running_softmax.h"
 #include "kernels/attention/tile.h"
 

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "kernels/attention/key_range.h"
-#include "kernels/attention/tile.h"
+#include "kernels/attention/rows.h"
 
 namespace tapeline::internal {
 

@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/attention/row_tile.h"
+#include "kernels/attention/rows.h"
 #include "tests/support/buffer.h"
 
 namespace tapeline::internal {

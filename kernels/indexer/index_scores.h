@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/attention/rows.h"
 #include "kernels/attention/tile.h"
 #include "runtime/dtype.h"
 #include "runtime/view.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/attention/tile.h"
+#include "kernels/attention/rows.h"
 #include "kernels/indexer/index_scores.h"
 #include "kernels/indexer/indexer.h"
 #include "kernels/top_k/top_k.h"

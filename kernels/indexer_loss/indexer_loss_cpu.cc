@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/attention/rows.h"
 #include "kernels/attention/tile.h"
 #include "kernels/indexer/index_scores.h"
 #include "kernels/indexer_loss/indexer_loss.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kernels/attention/tile.h"
+#include "kernels/attention/rows.h"
 #include "runtime/check.h"
 #include "runtime/view.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/attention/running_softmax.h"
+#include "kernels/attention/rows.h"
 #include "kernels/attention/tile.h"
 #include "kernels/sparse_attention/selected.h"
 #include "kernels/sparse_attention/sparse_attention.h"
