@@ -5,30 +5,10 @@
 
 #include "runtime/check.h"
 #include "runtime/json.h"
+#include "runtime/utf8.h"
 
 namespace tapeline {
 namespace {
-
-// Length of the UTF-8 sequence at text[i]; 0 when there is none.
-size_t utf8_length(std::string_view text, size_t i) {
-  const auto byte = [&](size_t k) {
-    return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u;
-  };
-  const auto tail = [&](size_t k) { return (byte(k) & 0xC0) == 0x80; };
-  const unsigned a = byte(0), b = byte(1);
-  if (a < 0x80) return 1;
-  if (a >= 0xC2 && a <= 0xDF) return tail(1) ? 2 : 0;
-  if (a >= 0xE0 && a <= 0xEF) {
-    // E0: no overlong forms; ED: no surrogates.
-    if ((a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F)) return 0;
-    return tail(1) && tail(2) ? 3 : 0;
-  }
-  if (a >= 0xF0 && a <= 0xF4) {
-    if ((a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F)) return 0;
-    return tail(1) && tail(2) && tail(3) ? 4 : 0;
-  }
-  return 0;
-}
 
 void write_string(std::string_view text, std::string& out) {
   constexpr char kDigits[] = "0123456789abcdef";

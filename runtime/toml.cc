@@ -6,6 +6,7 @@
 #include "runtime/check.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
+#include "runtime/utf8.h"
 
 // toml++ 3.3 asserts what malformed text can make false ("[=x"), and with
 // NDEBUG has the compiler assume it; the code behind reports the error by
@@ -27,90 +28,61 @@ std::string at(std::string_view name, const toml::source_position& position) {
          std::to_string(position.column) + ": ";
 }
 
-// Finds, before the parser sees the text, what would hurt it: characters beyond
-// ASCII where toml++ 3.3 asks whether they are blank, which is undefined
-// behaviour for most (is_non_ascii_horizontal_whitespace): outside strings and
-// comments, where TOML allows none, and behind backslashes; and keys of so many
-// parts that freeing their nested tables overflows the stack.
-class Scanner {
- public:
-  Scanner(std::string_view text, std::string_view name)
-      : text_(text), name_(name) {}
-
-  absl::Status run() {
-    while (at_ < text_.size()) {
-      const char c = text_[at_];
-      if (c == '#') {
-        at_ = std::min(text_.find('\n', at_), text_.size());
-      } else if (c == '"' || c == '\'') {
-        RETURN_IF_ERROR(skip_string(c));
-      } else if (beyond_ascii()) {
-        return fail("character beyond ASCII; quote it");
-      } else if (c == '.' && ++dots_ >= kMaxParts) {
-        return fail("key with more than " + std::to_string(kMaxParts) +
-                    " parts");
-      } else {
-        if (std::string_view("\n,=[]{}").find(c) != std::string_view::npos) {
-          dots_ = 0;
-        }
-        ++at_;
-      }
+// The parser builds a table for each part of a dotted key and frees them
+// recursively, so a long enough key would overflow the stack. Strings are not
+// told apart: a damaged file could make us and the parser disagree about them.
+absl::Status check_dots(std::string_view text, std::string_view name) {
+  constexpr int kMaxDots = 256;
+  int dots = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '.' && ++dots > kMaxDots) {
+      return absl::InvalidArgumentError(
+          text_position(text, i, name) + "more than " +
+          std::to_string(kMaxDots) + " dots in a row of words");
     }
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status fail(const std::string& what) const {
-    return absl::InvalidArgumentError(text_position(text_, at_, name_) + what);
-  }
-
-  bool beyond_ascii() const {
-    return at_ < text_.size() && static_cast<unsigned char>(text_[at_]) >= 0x80;
-  }
-
-  absl::Status skip_string(char quote) {
-    const std::string triple(3, quote);
-    const bool many = text_.substr(at_).starts_with(triple);
-    at_ += many ? 3 : 1;
-    while (at_ < text_.size()) {
-      const char c = text_[at_];
-      if (c == '\\' && quote == '"') {
-        RETURN_IF_ERROR(skip_escape());
-      } else if (c == '\n' && !many) {
-        break;  // the parser says that it is not closed
-      } else if (c != quote ||
-                 (many && !text_.substr(at_).starts_with(triple))) {
-        ++at_;
-      } else {
-        at_ += many ? 3 : 1;
-        // The string itself may end in one or two quotes.
-        for (int i = 0; many && i < 2 && at_ < text_.size(); ++i) {
-          at_ += text_[at_] == quote;
-        }
-        break;
-      }
+    if (std::string_view("\n,=[]{}").find(text[i]) != std::string_view::npos) {
+      dots = 0;
     }
-    return absl::OkStatus();
   }
+  return absl::OkStatus();
+}
 
-  // The character behind a backslash, or behind the blanks that a backslash at
-  // the end of a line swallows, is asked whether it is blank.
-  absl::Status skip_escape() {
-    ++at_;
-    const size_t first = text_.find_first_not_of(" \t\r\n", at_);
-    const bool swallows = first != at_;
-    at_ = std::min(first, text_.size());
-    if (beyond_ascii()) {
-      return fail("character beyond ASCII behind a backslash; join the lines");
+// toml++ 3.3 asks of many characters whether they are blank, which is undefined
+// behaviour for most beyond ASCII (is_non_ascii_horizontal_whitespace). It sees
+// them moved to a plane of private use, where the answer is a plain no, and
+// what it returns is moved back. One character stays one, so columns hold.
+constexpr char32_t kPlane = 0xF0000;
+
+absl::StatusOr<std::string> move_out(std::string_view text,
+                                     std::string_view name) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = utf8_length(text, i);
+    if (length == 0) {
+      return absl::InvalidArgumentError(text_position(text, i, name) +
+                                        "is not UTF-8");
     }
-    if (!swallows && at_ < text_.size()) ++at_;
-    return absl::OkStatus();
+    const char32_t c = utf8_decode(text, i);
+    if (c >= kPlane && c < kPlane + 0x10000) {
+      return absl::InvalidArgumentError(text_position(text, i, name) +
+                                        "character of private use");
+    }
+    utf8_append(out, c >= 0x80 && c < 0x10000 ? kPlane + c : c);
+    i += length;
   }
+  return out;
+}
 
-  std::string_view text_, name_;
-  size_t at_ = 0;
-  int dots_ = 0;
-};
+std::string move_back(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = utf8_length(text, i);
+    const char32_t c = utf8_decode(text, i);
+    utf8_append(out, c >= kPlane && c < kPlane + 0x10000 ? c - kPlane : c);
+    i += std::max<size_t>(1, length);
+  }
+  return out;
+}
 
 class Flattener {
  public:
@@ -130,7 +102,7 @@ class Flattener {
                                           "key with more than " +
                                           std::to_string(kMaxParts) + " parts");
       }
-      path_.emplace_back(key->str());
+      path_.push_back(move_back(key->str()));
       RETURN_IF_ERROR(member(*key, *node));
       path_.pop_back();
     }
@@ -163,7 +135,7 @@ class Flattener {
     if (const auto* v = node.as_boolean()) return Json(v->get());
     if (const auto* v = node.as_integer()) return Json(v->get());
     if (const auto* v = node.as_floating_point()) return Json(v->get());
-    if (const auto* v = node.as_string()) return Json(v->get());
+    if (const auto* v = node.as_string()) return Json(move_back(v->get()));
     if (const toml::array* array = node.as_array()) {
       Json::Array out;
       for (const toml::node& element : *array) {
@@ -176,7 +148,7 @@ class Flattener {
       Json::Object out;
       for (const auto& [key, element] : *table) {
         ASSIGN_OR_RETURN(Json inner, value(element));
-        out.emplace_back(std::string(key.str()), std::move(inner));
+        out.emplace_back(move_back(key.str()), std::move(inner));
       }
       return Json(std::move(out));
     }
@@ -213,12 +185,14 @@ absl::StatusOr<std::vector<TomlEntry>> parse_toml(std::string_view text,
                                       std::to_string(text.size()) +
                                       " bytes; a TOML file has at most 1 MiB");
   }
-  RETURN_IF_ERROR(Scanner(text, name).run());
-  const toml::parse_result parsed = toml::parse(text, std::string(name));
+  RETURN_IF_ERROR(check_dots(text, name));
+  ASSIGN_OR_RETURN(const std::string moved, move_out(text, name));
+  const toml::parse_result parsed =
+      toml::parse(std::string_view(moved), std::string(name));
   if (!parsed) {
     const toml::parse_error& error = parsed.error();
     return absl::InvalidArgumentError(at(name, error.source().begin) +
-                                      std::string(error.description()));
+                                      move_back(error.description()));
   }
   Flattener flattener(name);
   RETURN_IF_ERROR(flattener.table(parsed.table()));

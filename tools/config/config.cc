@@ -10,6 +10,7 @@
 #include "runtime/file.h"
 #include "runtime/status.h"
 #include "runtime/toml.h"
+#include "runtime/utf8.h"
 #include "tools/config/settings.h"
 
 namespace tapeline {
@@ -264,9 +265,7 @@ absl::Status read_set(const std::string& text, std::vector<Assignment>& out) {
   if (!key.ok() || key->size() != 1) {
     return invalid(name + ": '" + key_text + "' is no key");
   }
-  // What cannot be printed cannot be read back.
-  const auto printed = parse_json(Json(value_text).dump(), name);
-  if (!printed.ok() || printed->string() != value_text) {
+  if (utf8_error(text) != std::string::npos) {
     return invalid(name + ": is not UTF-8");
   }
   TomlEntry whole = key->front();
