@@ -1,6 +1,7 @@
 #include "autograd/gradcheck.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 #include <sstream>
@@ -70,10 +71,11 @@ void add_into(Tensor& sum, const Tensor& x) {
   });
 }
 
-bool all_zero(const Tensor& x) {
+// Zeros, or what rounding makes of them.
+bool negligible(const Tensor& x) {
   const std::vector<double> values = to_doubles(x);
   return std::all_of(values.begin(), values.end(),
-                     [](double v) { return v == 0; });
+                     [](double v) { return std::abs(v) < 1e-12; });
 }
 
 bool same_bits(const std::vector<std::vector<double>>& a,
@@ -131,7 +133,7 @@ Gradcheck::Gradcheck(GradcheckCase checked) : case_(std::move(checked)) {
 double Gradcheck::loss() const {
   const std::vector<Tensor> outputs = case_.f(case_.inputs);
   CHECK_EQ(outputs.size(), cotangents_.size());
-  double total = 0;
+  double total = case_.attached ? case_.attached(case_.inputs) : 0;
   for (size_t o = 0; o < outputs.size(); ++o) {
     const std::vector<double> y = to_doubles(outputs[o]);
     const std::vector<double> c = to_doubles(cotangents_[o]);
@@ -249,7 +251,7 @@ Gradcheck::Gradients Gradcheck::replay(const Contribution* scaled_one,
   }
   ParameterGradients parameters;
   const auto take = [&](Contribution c, const Tensor& gradient) {
-    if (seen != nullptr && !all_zero(gradient)) seen->push_back(c);
+    if (seen != nullptr && !negligible(gradient)) seen->push_back(c);
     const bool hit = scaled_one != nullptr && scaled_one->node == c.node &&
                      scaled_one->input == c.input &&
                      scaled_one->parameter == c.parameter;

@@ -22,10 +22,12 @@
 namespace tapeline {
 
 struct GradcheckCase {
-  std::vector<Tensor> inputs;         // f64, any strides but 0
+  std::vector<Tensor> inputs = {};         // f64, any strides but 0
   std::vector<Parameter> parameters = {};  // f64, trainable, all that f uses
   // Outputs require grad. Called often: must give the same bits each time.
   std::function<std::vector<Tensor>(const std::vector<Tensor>&)> f;
+  // A number added to L that backward follows without a seed (attach).
+  std::function<double(const std::vector<Tensor>&)> attached = nullptr;
   double step = 1e-5;
   // Of an element's error, as a part of the root mean square of its tensor's
   // gradient plus the element. With values near 1 the differences are good to
@@ -55,7 +57,7 @@ class Gradcheck {
   testing::AssertionResult gradients_match() const;
 
   // Goes back node by node, with one contribution scaled by 1.01, for every
-  // contribution that is not all zeros: each must bring gradients that no
+  // contribution but zeros: each must bring gradients that no
   // longer agree. Adds those that were caught to `caught`.
   testing::AssertionResult errors_are_caught(
       std::vector<Contribution>* caught = nullptr) const;
