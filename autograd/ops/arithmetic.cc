@@ -94,6 +94,7 @@ struct AttachNode : Node {
 
 Tensor add(const Tensor& a, const Tensor& b) {
   internal::checked(shape_rules::same("add", a.shape(), b.shape()));
+  internal::check_dtypes("add", a, b);
   Tensor y = empty_like(a);
   dispatch_float(a.dtype(), [&]<class T>() {
     add(launch(), read<T>(a).view(), read<T>(b).view(), write<T>(y).view());
@@ -104,6 +105,7 @@ Tensor add(const Tensor& a, const Tensor& b) {
 
 Tensor mul(const Tensor& a, const Tensor& b) {
   internal::checked(shape_rules::same("mul", a.shape(), b.shape()));
+  internal::check_dtypes("mul", a, b);
   Tensor y = multiply(a, b);
   if (auto* n = push<MulNode>("mul", {&a, &b}, {&y})) {
     if (b.requires_grad) n->a.save(a);
@@ -131,7 +133,8 @@ Tensor sum(const Tensor& x) {
 }
 
 Tensor cast(const Tensor& x, DType dtype) {
-  CHECK(is_float(dtype)) << "[cast] " << x << " to " << dtype;
+  CHECK(is_float(x.dtype()) && is_float(dtype))
+      << "[cast] " << x << " to " << dtype;
   Tensor y = converted(x, dtype);
   if (auto* n = push<CastNode>("cast", {&x}, {&y})) n->from = x.dtype();
   return y;

@@ -46,6 +46,8 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
       Tensor::empty(internal::checked(shape_rules::attention(
                         q.shape(), k.shape(), v.shape(), sequence.tokens())),
                     q.dtype());
+  internal::check_dtypes("attention", q, k);
+  internal::check_dtypes("attention", q, v);
   const Tensor lse_TH =
       Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()));
   dispatch_float(q.dtype(), [&]<class T>() {

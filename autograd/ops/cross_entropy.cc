@@ -91,8 +91,8 @@ CrossEntropy linear_cross_entropy(const Tensor& x_in, const Parameter& w_VD,
       internal::checked(shape_rules::linear_cross_entropy(
           x_TD.shape(), w.shape(), label_T.shape(), weight_T.shape())),
       x_TD.dtype());
-  CHECK(weight_T.dtype() == acc)
-      << "[linear_cross_entropy] weights are " << weight_T << ", not " << acc;
+  internal::check_dtypes("linear_cross_entropy", x_TD, w);
+  internal::check_accumulates("linear_cross_entropy", x_TD, weight_T);
   const Tensor lse_T = Tensor::empty(label_T.shape(), acc);
   const Tensor weighted = Tensor::empty(label_T.shape(), acc);
   CrossEntropy out{Tensor::empty({1}, acc),

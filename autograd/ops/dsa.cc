@@ -16,7 +16,8 @@ using internal::empty_like;
 using internal::rows_or_copy;
 
 Tensor workspace(size_t bytes) {
-  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::kU8, Tag::kWorkspace);
+  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::kU8,
+                       Tag::kWorkspace);
 }
 std::byte* bytes_of(const View<uint8_t>& view) {
   return reinterpret_cast<std::byte*>(view.data);
@@ -44,8 +45,9 @@ struct SparseAttentionNode : Node {
     Tensor dq = empty_like(q_THD), dkv = empty_like(kv_SD);
     dispatch_float(q_THD.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
-      const Tensor space = workspace(sparse_attention_backward_workspace_bytes<T>(
-          q_THD.size(0), q_THD.size(1), ids_TK.size(1)));
+      const Tensor space =
+          workspace(sparse_attention_backward_workspace_bytes<T>(
+              q_THD.size(0), q_THD.size(1), ids_TK.size(1)));
       sparse_attention_backward<T>(
           launch(), read<T>(b.grad()), read<T>(q_THD), read<T>(kv_SD),
           read<int32_t>(ids_TK), read<T>(o.unpack()), read<A>(lse.unpack()),
@@ -89,9 +91,12 @@ struct IndexerLossNode : Node {
 }  // namespace
 
 DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
-                         const Tensor& w_TH, const Sequence& sequence,
+                         const Tensor& w_in, const Sequence& sequence,
                          double scale, int top_k) {
   const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in);
+  const Tensor w_TH = rows_or_copy(w_in);
+  internal::check_dtypes("select_keys", q, k);
+  internal::check_accumulates("select_keys", q, w_TH);
   const Tensor ids_TK = Tensor::empty(
       internal::checked(shape_rules::select_keys(
           q.shape(), k.shape(), w_TH.shape(), sequence.tokens(), top_k)),
@@ -113,6 +118,7 @@ SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
                                  const DsaSelection& selection, double scale,
                                  int64_t value_dim) {
   const Tensor q = rows_or_copy(q_in), kv = rows_or_copy(kv_in);
+  internal::check_dtypes("sparse_attention", q, kv);
   SparseAttention out{
       Tensor::empty(
           internal::checked(shape_rules::sparse_attention(
@@ -139,10 +145,11 @@ SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
   return out;
 }
 
-Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_TH,
+Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_in,
                     double index_scale, const AttentionTarget& target,
                     const DsaSelection& selection, const Tensor& row_weight_T) {
   const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in);
+  const Tensor w_TH = rows_or_copy(w_in);
   const Tensor& ids_TK = selection.ids_TK;
   const DType acc = accumulator_dtype(q.dtype());
   CHECK(q.rank() == 3 && k.rank() == 2 && k.size(1) == q.size(2) &&
@@ -156,6 +163,11 @@ Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_TH,
         target.q_THD.size(2) == target.kv_SD.size(1))
       << "[indexer_loss] the target's q is " << target.q_THD << ", its kv is "
       << target.kv_SD << " beside q " << q << " and k " << k;
+  internal::check_dtypes("indexer_loss", q, k);
+  internal::check_dtypes("indexer_loss", q, target.q_THD);
+  internal::check_dtypes("indexer_loss", q, target.kv_SD);
+  internal::check_accumulates("indexer_loss", q, w_TH);
+  internal::check_accumulates("indexer_loss", q, row_weight_T);
   const Tensor loss_T = Tensor::empty(row_weight_T.shape(), acc);
   const Tensor dscore_TK = Tensor::empty(ids_TK.shape(), acc);
   Tensor loss = Tensor::empty({1}, acc);
@@ -171,7 +183,7 @@ Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_TH,
         write<A>(loss_T).view());
     sum(launch(), read<A>(loss_T).view(), write<A>(loss).view());
   });
-  if (auto* n = push<IndexerLossNode>("indexer_loss", {&q_in, &k_in, &w_TH},
+  if (auto* n = push<IndexerLossNode>("indexer_loss", {&q_in, &k_in, &w_in},
                                       {&loss})) {
     CHECK(selection.inverse != nullptr)
         << "[indexer_loss] a selection made by hand needs an inverse";

@@ -89,6 +89,7 @@ Tensor linear(const Tensor& x_in, const Parameter& w_ND) {
   Tensor y_TN = Tensor::empty(
       internal::checked(shape_rules::linear(x_in.shape(), w.shape())),
       x_in.dtype());
+  internal::check_dtypes("linear", x_in, w);
   const Tensor x_TD = rows_or_copy(x_in);
   dispatch_float(x_TD.dtype(), [&]<class T>() {
     matmul<T, T>(launch(), read<T>(x_TD), read<T>(w), write<T>(y_TN),
@@ -106,6 +107,7 @@ Tensor head_linear(const Tensor& x_in, const Parameter& w, HeadRows rows) {
   Tensor y = Tensor::empty(internal::checked(shape_rules::head_linear(
                                x_in.shape(), w.value().shape(), rows)),
                            x_in.dtype());
+  internal::check_dtypes("head_linear", x_in, w.value());
   const Tensor x = rows_or_copy(x_in);
   const bool forward = rows.direction == HeadRows::Direction::kForward;
   dispatch_float(x.dtype(), [&]<class T>() {

@@ -184,6 +184,7 @@ Routed grouped_linear(const Routed& x_R, const Parameter& w_EFD) {
       internal::empty_routed(internal::checked(shape_rules::grouped_linear(
                                  x_RD.shape(), w.shape(), offsets.size(0) - 1)),
                              x_RD.dtype());
+  internal::check_dtypes("grouped_linear", x_RD, w);
   dispatch_float(x_RD.dtype(), [&]<class T>() {
     grouped_matmul_forward<T>(launch(), read<T>(x_RD), read<T>(w),
                               read<int32_t>(offsets), write<T>(y_RF));
@@ -198,18 +199,20 @@ Routed grouped_linear(const Routed& x_R, const Parameter& w_EFD) {
   return {y_RF, x_R.routing};
 }
 
-Tensor combine(const Routed& x_R, const Tensor& weight_TK) {
+Tensor combine(const Routed& x_R, const Tensor& weight_in) {
+  const Tensor weight_TK = internal::rows_or_copy(weight_in);
   const Tensor& x_RD = x_R.data;
   const Tensor& row_TK = x_R.routing.row_TK;
   Tensor y_TD =
       Tensor::empty(internal::checked(shape_rules::combine(
                         x_RD.shape(), weight_TK.shape(), row_TK.shape())),
                     x_RD.dtype());
+  internal::check_accumulates("combine", x_RD, weight_TK);
   dispatch_float(x_RD.dtype(), [&]<class T>() {
     combine_forward<T>(launch(), read<T>(x_RD), read<Accumulator<T>>(weight_TK),
                        read<int32_t>(row_TK), write<T>(y_TD));
   });
-  if (auto* n = push<CombineNode>("combine", {&x_RD, &weight_TK}, {&y_TD})) {
+  if (auto* n = push<CombineNode>("combine", {&x_RD, &weight_in}, {&y_TD})) {
     n->x_RD.save(x_RD);
     n->weight_TK.save(weight_TK);
     n->row_TK.save(row_TK);

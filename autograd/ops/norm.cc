@@ -77,6 +77,7 @@ struct LayerNormNode : Node {
 Tensor rms_norm(const Tensor& x_in, const Parameter& w_D, double eps) {
   const Tensor& w = w_D.value();
   internal::checked(shape_rules::norm("rms_norm", x_in.shape(), w.shape()));
+  internal::check_dtypes("rms_norm", x_in, w);
   const Tensor x_ND = as_rows(x_in.rank() == 2    ? rows_or_copy(x_in)
                               : x_in.contiguous() ? x_in
                                                   : x_in.clone());
@@ -103,6 +104,8 @@ Tensor layer_norm(const Tensor& x_in, const Parameter& w_D,
   internal::checked(shape_rules::norm("layer_norm", x_in.shape(), w.shape()));
   internal::checked(
       shape_rules::same("layer_norm", w.shape(), b_D.value().shape()));
+  internal::check_dtypes("layer_norm", x_in, w);
+  internal::check_dtypes("layer_norm", x_in, b_D.value());
   CHECK_EQ(w_D.trainable(), b_D.trainable())
       << "[layer_norm] weight and bias are trained together; ";
   const Tensor x_ND = as_rows(x_in.rank() == 2    ? rows_or_copy(x_in)

@@ -51,6 +51,19 @@ inline Shape checked(const absl::StatusOr<Shape>& shape) {
   return *shape;
 }
 
+// Operands that compute together have one dtype.
+inline void check_dtypes(const char* op, const Tensor& a, const Tensor& b) {
+  CHECK(a.dtype() == b.dtype())
+      << "[" << op << "] dtypes differ: " << a << " and " << b;
+}
+// Statistics and weights beside `x` are in its accumulator's dtype.
+inline void check_accumulates(const char* op, const Tensor& x,
+                              const Tensor& statistic) {
+  CHECK(statistic.dtype() == accumulator_dtype(x.dtype()))
+      << "[" << op << "] " << statistic << " beside " << x << " is not "
+      << accumulator_dtype(x.dtype());
+}
+
 // One number seen as every element of `shape`.
 template <class T>
 View<const T> broadcast(const View<const T>& scalar, const Shape& shape) {
