@@ -1,11 +1,6 @@
 // glm_moe_dsa against values that transformers 5.17 computed (and, for MTP and
 // the indexer loss, a reference that agrees with it on everything it has).
-//
-// Error is |a - b| / |b| in f64 over a tensor. Bounds are about ten times the
-// goldens' own fp32 noise.
-#include <cmath>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,45 +11,14 @@
 #include "models/context.h"
 #include "models/glm_moe_dsa.h"
 #include "models/weights.h"
-#include "runtime/json.h"
-#include "runtime/safetensors.h"
-#include "runtime/status.h"
+#include "tests/golden/golden.h"
 
 namespace tapeline {
 namespace {
 
 const std::string kFolder = "tests/data/glm/fp32/";
-constexpr double kLossBound = 2e-6, kActivationBound = 1e-5,
-                 kGradientBound = 3e-5, kIndexerBound = 1e-4;
-
 SafetensorsReader open(const std::string& file) {
-  absl::StatusOr<SafetensorsReader> reader =
-      SafetensorsReader::open(kFolder + file);
-  CHECK(reader.ok()) << reader.status().message();
-  return *std::move(reader);
-}
-
-Tensor golden(const SafetensorsReader& file, const std::string& name) {
-  absl::StatusOr<Tensor> tensor = file.read_tensor(name);
-  CHECK(tensor.ok()) << tensor.status().message();
-  return *tensor;
-}
-
-std::vector<double> values(const Tensor& t) {
-  const std::vector<float> v = t.to_vector<float>();
-  return {v.begin(), v.end()};
-}
-
-double relative_error(const Tensor& got, const Tensor& wanted) {
-  const std::vector<double> a = values(got), b = values(wanted);
-  CHECK_EQ(a.size(), b.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += (a[i] - b[i]) * (a[i] - b[i]);
-    norm += b[i] * b[i];
-  }
-  if (norm == 0) return difference == 0 ? 0 : 1;
-  return std::sqrt(difference / norm);
+  return open_golden(kFolder + file);
 }
 
 struct Choices {
@@ -69,9 +33,7 @@ struct Loaded {
 };
 
 Loaded load_model(const Choices& choices) {
-  absl::StatusOr<Json> json = read_json(kFolder + "config.json");
-  CHECK(json.ok()) << json.status().message();
-  absl::StatusOr<GlmConfig> config = GlmConfig::parse(*json);
+  absl::StatusOr<GlmConfig> config = GlmConfig::parse(golden_config(kFolder));
   CHECK(config.ok()) << config.status().message();
   config->mtp_depths = choices.mtp_depths;
   config->mtp_after_norm = choices.mtp_after_norm;
@@ -86,45 +48,11 @@ Loaded load_model(const Choices& choices) {
   return loaded;
 }
 
-HostBatch host_batch(const SafetensorsReader& file) {
-  return {golden(file, "input_ids").to_vector<int32_t>(),
-          golden(file, "labels_shifted").to_vector<int32_t>(),
-          golden(file, "cu_seqlens").to_vector<int32_t>()};
-}
-
 Context context(const GlmMoeDsa& model, const HostBatch& batch) {
   Context ctx;
   ctx.sequence = Sequence::packed(batch.cu_seqlens);
   model.prepare(ctx);
   return ctx;
-}
-
-// Compares every tensor of the golden whose key starts with `only`, which
-// starts with `prefix`; what follows `prefix` is a parameter. Returns how many.
-int expect_gradients(Loaded& loaded, ParameterGradients& grads,
-                     const SafetensorsReader& file, const std::string& prefix,
-                     const std::string& only, double bound) {
-  std::map<std::string, const NamedTensor*> by_name;
-  for (const NamedTensor& t : loaded.tensors) by_name[t.name] = &t;
-  std::map<const Parameter*, Tensor> sums;
-  int compared = 0;
-  for (const std::string& key : file.names()) {
-    if (!key.starts_with(only)) continue;
-    const std::string name = key.substr(prefix.size());
-    const auto found = by_name.find(name);
-    EXPECT_TRUE(found != by_name.end()) << "no tensor for " << key;
-    if (found == by_name.end()) continue;
-    const NamedTensor& t = *found->second;
-    if (sums.find(t.parameter) == sums.end()) {
-      sums[t.parameter] = grads.combined(*t.parameter);
-    }
-    const Tensor& sum = sums[t.parameter];
-    EXPECT_TRUE(sum) << "no gradient reached " << name;
-    if (!sum) continue;
-    EXPECT_LE(relative_error(t.block(sum), golden(file, key)), bound) << key;
-    ++compared;
-  }
-  return compared;
 }
 
 class Form : public testing::TestWithParam<bool> {};
@@ -136,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Attention, Form, testing::Bool(),
 TEST_P(Form, LogitsLossAndGradientsAreThoseOfTransformers) {
   Loaded loaded = load_model({.absorbed = GetParam()});
   const SafetensorsReader file = open("main.safetensors");
-  const HostBatch host = host_batch(file);
+  const HostBatch host = golden_batch(file);
   const Batch batch =
       make_batch(host, count_targets({host}, 0), 0.1, DType::kF32);
   {
@@ -147,13 +75,13 @@ TEST_P(Form, LogitsLossAndGradientsAreThoseOfTransformers) {
   }
   Context ctx = context(loaded.model, host);
   auto [loss, tape] = record([&] { return loaded.model.loss(batch, ctx); });
-  const double wanted = values(golden(file, "loss_fp64"))[0];
-  EXPECT_NEAR(values(loss.total)[0], wanted, kLossBound * wanted);
+  const double wanted = golden_values(golden(file, "loss_fp64"))[0];
+  EXPECT_NEAR(golden_values(loss.total)[0], wanted, kLossBound * wanted);
   ParameterGradients grads;
   tape.backward(loss.total, grads);
-  EXPECT_GT(
-      expect_gradients(loaded, grads, file, "grad.", "grad.", kGradientBound),
-      100);
+  EXPECT_GT(expect_gradients(loaded.tensors, grads, file, "grad.", "grad.",
+                             kGradientBound),
+            100);
 }
 
 class MtpFrom : public testing::TestWithParam<bool> {};
@@ -166,7 +94,7 @@ TEST_P(MtpFrom, TwoDepthsThroughOneLayerMatch) {
   Loaded loaded = load_model({.mtp_depths = 2, .mtp_after_norm = GetParam()});
   const SafetensorsReader file =
       open(GetParam() ? "mtp_post.safetensors" : "mtp_pre.safetensors");
-  const HostBatch host = host_batch(file);
+  const HostBatch host = golden_batch(file);
   const Batch batch =
       make_batch(host, count_targets({host}, 2), 0.1, DType::kF32);
   for (int d = 0; d < 2; ++d) {
@@ -179,16 +107,16 @@ TEST_P(MtpFrom, TwoDepthsThroughOneLayerMatch) {
   Context ctx = context(loaded.model, host);
   auto [loss, tape] = record([&] { return loaded.model.loss(batch, ctx); });
   ASSERT_EQ(loss.mtp.size(), 2u);
-  const std::vector<double> wanted = values(golden(file, "mtp_losses"));
+  const std::vector<double> wanted = golden_values(golden(file, "mtp_losses"));
   for (int d = 0; d < 2; ++d) {
-    EXPECT_NEAR(values(loss.mtp[d])[0], 0.05 * wanted[d],
+    EXPECT_NEAR(golden_values(loss.mtp[d])[0], 0.05 * wanted[d],
                 kActivationBound * wanted[d]);
   }
   ParameterGradients grads;
   tape.backward(loss.total, grads);
-  EXPECT_GT(
-      expect_gradients(loaded, grads, file, "grad.", "grad.", kGradientBound),
-      100);
+  EXPECT_GT(expect_gradients(loaded.tensors, grads, file, "grad.", "grad.",
+                             kGradientBound),
+            100);
 }
 
 // The KL loss of each layer's own indexer: with every key selected it is the
@@ -203,7 +131,7 @@ TEST_P(IndexerStage, LossAndGradientsMatch) {
   const bool dense = GetParam();
   const std::string stage = dense ? "dense." : "sparse.";
   const SafetensorsReader file = open("indexer_kl.safetensors");
-  const HostBatch host = host_batch(file);
+  const HostBatch host = golden_batch(file);
   const auto tokens = static_cast<double>(host.ids.size());
   // The dense stage attends to every key. Its goldens take each layer's input
   // from the sparse model, so only layer 0, whose input is the embedding, can
@@ -229,14 +157,14 @@ TEST_P(IndexerStage, LossAndGradientsMatch) {
   tape.backward(loss.total, grads);
   const std::string reached =
       dense ? stage + "grad.model.layers.0." : stage + "grad.";
-  EXPECT_EQ(expect_gradients(loaded, grads, file, stage + "grad.", reached,
-                             kIndexerBound),
+  EXPECT_EQ(expect_gradients(loaded.tensors, grads, file, stage + "grad.",
+                             reached, kIndexerBound),
             dense ? 5 : 20);
 }
 
 TEST(Indexer, FrozenGetsNoGradient) {
   Loaded loaded = load_model({});
-  const HostBatch host = host_batch(open("main.safetensors"));
+  const HostBatch host = golden_batch(open("main.safetensors"));
   const Batch batch =
       make_batch(host, count_targets({host}, 0), 0.1, DType::kF32);
   Context ctx = context(loaded.model, host);
