@@ -97,7 +97,8 @@ void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
   using A = Accumulator<T>;
   check("layer_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), mean_N,
         rstd_N);
-  CHECK_EQ(db_D.elements(), dw_D.elements()) << "[layer_norm_backward] db";
+  CHECK_EQ(db_D.elements(), dw_D.elements())
+      << "[layer_norm_backward_weight] db";
   // Each column is one thread's, which adds the rows in order.
   l.threads->parallel_for(
       x_ND.size(1), columns_per_chunk(x_ND.size(1)),

@@ -44,6 +44,8 @@ Sizes check(const View<const T>& a, const View<const T>& b, const View<C>& c,
       << "[matmul] shapes: " << what();
   CHECK(blas_rows(a) && blas_rows(b) && blas_rows(c))
       << "[matmul] rows: " << what();
+  CHECK(sizes.batch <= 1 || c.strides[0] != 0)
+      << "[matmul] the batch shares c: " << what();
   return sizes;
 }
 

@@ -40,7 +40,8 @@ testing::AssertionResult SameForAnyThreads(Buffer<T>& y, Reset reset, Run run) {
     // A busy machine may wake the workers too late to find a chunk: again.
     const auto begin = std::chrono::steady_clock::now();
     while (threads.chunks_run_by_workers() == 0) {
-      if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(1)) {
+      if (std::chrono::steady_clock::now() - begin >
+          std::chrono::milliseconds(500)) {
         return testing::AssertionFailure()
                << count << " threads: workers ran no chunk";
       }
