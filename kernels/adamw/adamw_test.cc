@@ -126,7 +126,8 @@ TEST(AdamW, FollowsNumpyForFourSteps) {
     y.grad.set(g);
     x.step(options);
     y.step(options);
-    const std::string suffix = std::string(".") + std::to_string(t);
+    std::string suffix = ".";
+    suffix += std::to_string(t);
     EXPECT_TRUE(Close(x.param.values(), golden("param" + suffix)));
     EXPECT_TRUE(Close(x.m.values(), golden("m" + suffix)));
     EXPECT_TRUE(Close(x.v.values(), golden("v" + suffix)));

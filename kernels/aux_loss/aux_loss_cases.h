@@ -32,7 +32,7 @@ inline const std::vector<AuxLossCase>& aux_loss_cases() {
       {"no_token", 6, 2, {0, 0}, AuxLossCase::kNone},
       {"one_token", 3, 1, {0, 1}, AuxLossCase::kNone},
       {"one_expert", 1, 1, {0, 6}, AuxLossCase::kNone},
-      {"wide", 130, 4, {0, 3, 8}, AuxLossCase::kSome},
+      {"wide", 70, 4, {0, 2, 5}, AuxLossCase::kSome},
   };
   return cases;
 }

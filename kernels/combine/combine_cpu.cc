@@ -38,23 +38,22 @@ void combine_forward(Launch l, View<const T> x,
   check<T>(x, weight, row, y);
   using A = Accumulator<T>;
   const int64_t width = y.size(1), top_k = row.size(1);
-  l.threads->parallel_for(
-      y.size(0), rows_per_chunk(width), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          for (int64_t d0 = 0; d0 < width; d0 += kColumns) {
-            const int64_t columns = std::min(kColumns, width - d0);
-            A sum[kColumns] = {};
-            for (int64_t k = 0; k < top_k; ++k) {
-              const int32_t r = row(t, k);
-              check_row(r, x.size(0));
-              if (r < 0) continue;
-              const A w = weight(t, k);
-              axpy(w, &x(r, d0), sum, columns);
-            }
-            convert(sum, &y(t, d0), columns);
-          }
+  const auto add = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t d0 = 0; d0 < width; d0 += kColumns) {
+        const int64_t columns = std::min(kColumns, width - d0);
+        A sum[kColumns] = {};
+        for (int64_t k = 0; k < top_k; ++k) {
+          const int32_t r = row(t, k);
+          check_row(r, x.size(0));
+          if (r < 0) continue;
+          axpy(weight(t, k), &x(r, d0), sum, columns);
         }
-      });
+        convert(sum, &y(t, d0), columns);
+      }
+    }
+  };
+  l.threads->parallel_for(y.size(0), rows_per_chunk(width), add);
 }
 
 template <class T>
@@ -68,24 +67,23 @@ void combine_backward(Launch l, View<const T> dy, View<const T> x,
       << "[combine] shapes: dx is " << describe(dx) << ", x is " << describe(x);
   using A = Accumulator<T>;
   const int64_t width = dy.size(1), top_k = row.size(1);
-  l.threads->parallel_for(dy.size(0), rows_per_chunk(width),
-                          [&](int64_t begin, int64_t end) {
-                            for (int64_t t = begin; t < end; ++t) {
-                              const T* g = &dy(t, 0);
-                              for (int64_t k = 0; k < top_k; ++k) {
-                                const int32_t r = row(t, k);
-                                check_row(r, x.size(0));
-                                dweight(t, k) = 0;
-                                if (r < 0) continue;
-                                const A w = weight(t, k);
-                                dweight(t, k) = dot(g, &x(r, 0), width);
-                                T* to = &dx(r, 0);
+  const auto gather = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const T* g = &dy(t, 0);
+      for (int64_t k = 0; k < top_k; ++k) {
+        const int32_t r = row(t, k);
+        check_row(r, x.size(0));
+        dweight(t, k) = 0;
+        if (r < 0) continue;
+        dweight(t, k) = dot(g, &x(r, 0), width);
+        const A w = weight(t, k);
+        T* to = &dx(r, 0);
 #pragma omp simd
-                                for (int64_t j = 0; j < width; ++j)
-                                  store(to[j], w * load(g[j]));
-                              }
-                            }
-                          });
+        for (int64_t j = 0; j < width; ++j) store(to[j], w * load(g[j]));
+      }
+    }
+  };
+  l.threads->parallel_for(dy.size(0), rows_per_chunk(width), gather);
 }
 
 #define INSTANTIATE(T)                                                  \

@@ -14,7 +14,7 @@
 // -inf logits have probability 0. A row that overflowed (+inf or NaN among its
 // logits, or nothing but -inf) gets a loss that is not finite: no error hides.
 // loss and lse are overwritten. Rows may be strided, the elements of a row are
-// contiguous. One thread per row; sums over V in the order of lane_sum in
+// contiguous. One thread per row; sums over V in the order of lane_sum() in
 // simd_math.h.
 // Bandwidth-bound: forward reads T V twice (the second time from a cache if the
 // row fits), backward reads and writes T V.

@@ -47,17 +47,17 @@ void cross_entropy_forward(Launch l, View<const T> logits,
                            View<Accumulator<T>> lse) {
   check(logits, labels, loss, lse);
   const int64_t vocabulary = logits.size(1);
-  l.threads->parallel_for(logits.size(0), rows_per_chunk(vocabulary),
-                          [&](int64_t begin, int64_t end) {
-                            for (int64_t t = begin; t < end; ++t) {
-                              loss(t) = lse(t) = 0;
-                              if (labels(t) == kIgnoredLabel) continue;
-                              check_label(labels(t), vocabulary, t);
-                              const T* x = &logits(t, 0);
-                              lse(t) = log_sum_exp(x, vocabulary);
-                              loss(t) = lse(t) - load(x[labels(t)]);
-                            }
-                          });
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      loss(t) = lse(t) = 0;
+      if (labels(t) == kIgnoredLabel) continue;
+      check_label(labels(t), vocabulary, t);
+      const T* x = &logits(t, 0);
+      lse(t) = log_sum_exp(x, vocabulary);
+      loss(t) = lse(t) - load(x[labels(t)]);
+    }
+  };
+  l.threads->parallel_for(logits.size(0), rows_per_chunk(vocabulary), rows);
 }
 
 template <class T>
@@ -68,27 +68,25 @@ void cross_entropy_backward(Launch l, View<T> logits,
   check(logits, labels, lse, weight);
   using A = Accumulator<T>;
   const int64_t vocabulary = logits.size(1);
-  l.threads->parallel_for(logits.size(0), rows_per_chunk(vocabulary),
-                          [&](int64_t begin, int64_t end) {
-                            for (int64_t t = begin; t < end; ++t) {
-                              T* x = &logits(t, 0);
-                              const int32_t label = labels(t);
-                              if (label != kIgnoredLabel)
-                                check_label(label, vocabulary, t);
-                              if (label == kIgnoredLabel || weight(t) == 0) {
-                                std::fill_n(x, vocabulary, T());
-                                continue;
-                              }
-                              const A w = weight(t), z = lse(t);
-                              const A at_label =
-                                  w * (exp_simd(load(x[label]) - z) - A(1));
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      T* x = &logits(t, 0);
+      const int32_t label = labels(t);
+      if (label != kIgnoredLabel) check_label(label, vocabulary, t);
+      if (label == kIgnoredLabel || weight(t) == 0) {
+        std::fill_n(x, vocabulary, T());
+        continue;
+      }
+      const A w = weight(t), z = lse(t);
+      const A at_label = w * (exp_simd(load(x[label]) - z) - A(1));
 #pragma omp simd
-                              for (int64_t v = 0; v < vocabulary; ++v) {
-                                store(x[v], w * exp_simd(load(x[v]) - z));
-                              }
-                              store(x[label], at_label);
-                            }
-                          });
+      for (int64_t v = 0; v < vocabulary; ++v) {
+        store(x[v], w * exp_simd(load(x[v]) - z));
+      }
+      store(x[label], at_label);
+    }
+  };
+  l.threads->parallel_for(logits.size(0), rows_per_chunk(vocabulary), rows);
 }
 
 #define INSTANTIATE(T)                                                       \

@@ -32,18 +32,18 @@ template <class T>
 void dispatch_forward(Launch l, View<const T> x, View<const int32_t> row,
                       View<T> x_routed) {
   check<T>(x, row, x_routed);
-  const int64_t width = x.size(1);
-  l.threads->parallel_for(x.size(0), rows_per_chunk(width),
-                          [&](int64_t begin, int64_t end) {
-                            for (int64_t t = begin; t < end; ++t) {
-                              for (int64_t k = 0; k < row.size(1); ++k) {
-                                const int32_t r = row(t, k);
-                                check_row(r, x_routed.size(0));
-                                if (r >= 0)
-                                  std::copy_n(&x(t, 0), width, &x_routed(r, 0));
-                              }
-                            }
-                          });
+  const int64_t width = x.size(1), top_k = row.size(1);
+  const auto copy = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t k = 0; k < top_k; ++k) {
+        const int32_t r = row(t, k);
+        check_row(r, x_routed.size(0));
+        if (r < 0) continue;
+        std::copy_n(&x(t, 0), width, &x_routed(r, 0));
+      }
+    }
+  };
+  l.threads->parallel_for(x.size(0), rows_per_chunk(width), copy);
 }
 
 template <class T>
@@ -52,24 +52,24 @@ void dispatch_backward(Launch l, View<const T> dx_routed,
   check<T>(dx, row, dx_routed);
   using A = Accumulator<T>;
   const int64_t width = dx.size(1), top_k = row.size(1);
-  l.threads->parallel_for(
-      dx.size(0), rows_per_chunk(width), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          for (int64_t d0 = 0; d0 < width; d0 += kColumns) {
-            const int64_t columns = std::min(kColumns, width - d0);
-            A sum[kColumns] = {};
-            for (int64_t k = 0; k < top_k; ++k) {
-              const int32_t r = row(t, k);
-              check_row(r, dx_routed.size(0));
-              if (r < 0) continue;
-              const T* from = &dx_routed(r, d0);
+  const auto add = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t d0 = 0; d0 < width; d0 += kColumns) {
+        const int64_t columns = std::min(kColumns, width - d0);
+        A sum[kColumns] = {};
+        for (int64_t k = 0; k < top_k; ++k) {
+          const int32_t r = row(t, k);
+          check_row(r, dx_routed.size(0));
+          if (r < 0) continue;
+          const T* from = &dx_routed(r, d0);
 #pragma omp simd
-              for (int64_t j = 0; j < columns; ++j) sum[j] += load(from[j]);
-            }
-            convert(sum, &dx(t, d0), columns);
-          }
+          for (int64_t j = 0; j < columns; ++j) sum[j] += load(from[j]);
         }
-      });
+        convert(sum, &dx(t, d0), columns);
+      }
+    }
+  };
+  l.threads->parallel_for(dx.size(0), rows_per_chunk(width), add);
 }
 
 #define INSTANTIATE(T)                                                        \

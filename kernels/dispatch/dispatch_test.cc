@@ -115,7 +115,7 @@ TEST(Dispatch, BackwardIsTheDerivativeOfForward) {
 }
 
 TEST(Dispatch, ThreadsDoNotChangeABit) {
-  const int64_t width = 997;
+  const int64_t width = 211;
   Problem<bf16> p({{"", 301, 4, 16, 9, Load::kSomeUnrouted}, width});
   Buffer<bf16> dx({p.tokens, width}), y({p.tables.capacity, width});
   EXPECT_TRUE(SameForAnyThreads(dx, [&](Launch l) {

@@ -23,13 +23,15 @@ bool better(A a, A b) {
 template <class A>
 void choose_best(const A* value, int n, int k, int32_t* ids) {
   int held = 0;
+  A worst = 0;  // of those held; most values fail against it at once
   for (int i = 0; i < n; ++i) {
-    if (held == k && !better(value[i], value[ids[k - 1]])) continue;
+    if (held == k && !better(value[i], worst)) continue;
     int at = held < k ? held++ : k - 1;
     for (; at > 0 && better(value[i], value[ids[at - 1]]); --at) {
       ids[at] = ids[at - 1];
     }
     ids[at] = i;
+    worst = value[ids[held - 1]];
   }
 }
 

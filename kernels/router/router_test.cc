@@ -168,7 +168,7 @@ TEST_P(RouterCases, WeightsComeFromTheScoresWithoutBias) {
 
 TEST_P(RouterCases, BackwardIsTheDerivativeOfTheWeights) {
   RouterCase c = GetParam();
-  c.tokens = std::min<int64_t>(c.tokens, 3);
+  c.tokens = std::min<int64_t>(c.tokens, c.experts > 300 ? 1 : 3);
   Problem<double> p(c);
   Buffer<int32_t> ids = p.choose();
   if (p.tokens > 1) ids.view()(1, 0) = -1;
@@ -333,7 +333,7 @@ TEST(Router, UnroutedSlotsWeighNothing) {
   EXPECT_NEAR(w[0] + w[2], 1, 1e-6);
   p.dweight.view()(0, 1) = static_cast<float>(kNan);
   const std::vector<double> dlogits = p.backward(ids).values();
-  EXPECT_NE(dlogits[2], 0);
+  EXPECT_GT(std::abs(dlogits[2]), 1e-3);  // false for NaN
   EXPECT_EQ(dlogits[1], 0);
   EXPECT_EQ(dlogits[3], 0);
 }

@@ -1,0 +1,92 @@
+#include <memory>
+
+#include "kernels/bench/bench.h"
+#include "kernels/dispatch/dispatch.h"
+#include "kernels/route/route_cases.h"
+
+namespace tapeline::bench {
+namespace {
+
+template <class T>
+struct Data {
+  explicit Data(const std::vector<int64_t>& dims)
+      : tokens(dims[0]),
+        width(dims[1]),
+        top_k(dims[2]),
+        tables(tables_of({"", tokens, top_k, 64, 0, Load::kRandom})),
+        x(normal<T>(tokens * width, 1)),
+        routed(normal<T>(tokens * top_k * width, 2)) {}
+  View<const int32_t> row() const {
+    return view_of(tables.row, {tokens, top_k});
+  }
+  int64_t tokens, width, top_k;
+  RouteTables tables;
+  std::vector<T> x, routed;
+};
+
+template <class T>
+Run make_forward(const Arguments& a) {
+  auto data = std::make_shared<Data<T>>(a.dims);
+  const Data<T>& in = *data;
+  const int64_t width = in.width, rows = in.tables.capacity;
+  return {.launch =
+              [=, l = a.launch, &in] {
+                dispatch_forward(l, view_of(in.x, {in.tokens, width}), in.row(),
+                                 view_of(data->routed, {rows, width}));
+              },
+          .cost = dispatch_cost(in.tokens, width, in.top_k, sizeof(T)),
+          .verify =
+              [=, &in](Verifier& verifier) {
+                for (int64_t r : sampled_rows(rows)) {
+                  const T* x = &in.x[in.tables.token[r] * width];
+                  verifier.row(
+                      View<const T>(&in.routed[r * width], Shape{width}),
+                      std::vector<double>(x, x + width));
+                }
+              }};
+}
+
+template <class T>
+Run make_backward(const Arguments& a) {
+  auto data = std::make_shared<Data<T>>(a.dims);
+  const Data<T>& in = *data;
+  const int64_t width = in.width, rows = in.tables.capacity;
+  return {.launch =
+              [=, l = a.launch, &in] {
+                dispatch_backward(l, view_of(in.routed, {rows, width}),
+                                  in.row(),
+                                  view_of(data->x, {in.tokens, width}));
+              },
+          .cost = dispatch_cost(in.tokens, width, in.top_k, sizeof(T)),
+          .verify =
+              [=, &in](Verifier& verifier) {
+                for (int64_t t : sampled_rows(in.tokens)) {
+                  std::vector<double> sum(width);
+                  for (int64_t k = 0; k < in.top_k; ++k) {
+                    const int64_t r = in.row()(t, k);
+                    for (int64_t d = 0; d < width; ++d) {
+                      sum[d] += double(in.routed[r * width + d]);
+                    }
+                  }
+                  verifier.row(View<const T>(&in.x[t * width], Shape{width}),
+                               sum, in.top_k);
+                }
+              }};
+}
+
+Run forward(const Arguments& a) {
+  return dispatch_float(a.dtype, [&]<class T>() { return make_forward<T>(a); });
+}
+Run backward(const Arguments& a) {
+  return dispatch_float(a.dtype,
+                        [&]<class T>() { return make_backward<T>(a); });
+}
+
+const std::vector<std::vector<int64_t>> kShapes = {
+    {1024, 128, 2}, {1024, 2048, 8}, {1024, 6144, 8}};
+const bool added =
+    add({"dispatch", "permute_fwd", {"T", "H", "k"}, kShapes, forward}) &&
+    add({"dispatch", "permute_bwd", {"T", "H", "k"}, kShapes, backward});
+
+}  // namespace
+}  // namespace tapeline::bench

@@ -1,0 +1,57 @@
+#include <memory>
+#include <random>
+
+#include "kernels/bench/bench.h"
+#include "kernels/route/route.h"
+
+namespace tapeline::bench {
+namespace {
+
+Run make(const Arguments& a) {
+  const int64_t tokens = a.dims[0], experts = a.dims[1], top_k = a.dims[2];
+  const int64_t rows = tokens * top_k;
+  struct Data {
+    std::vector<int32_t> ids, offsets, row, token, slot;
+  };
+  auto data = std::make_shared<Data>();
+  std::mt19937 random(1);
+  for (int64_t i = 0; i < rows; ++i) {
+    data->ids.push_back(static_cast<int32_t>(random() % experts));
+  }
+  data->offsets.resize(experts + 1);
+  data->row.resize(rows);
+  data->token.resize(rows);
+  data->slot.resize(rows);
+  return {.launch =
+              [=, l = a.launch] {
+                const Data& in = *data;
+                route(l, view_of(in.ids, {tokens, top_k}),
+                      view_of(data->offsets, {experts + 1}),
+                      view_of(data->row, {tokens, top_k}),
+                      view_of(data->token, {rows}),
+                      view_of(data->slot, {rows}));
+              },
+          .cost = {.bytes = 16.0 * static_cast<double>(rows)},
+          .verify =
+              [=](Verifier& verifier) {
+                // A pair's row is the number of pairs that come before it.
+                for (int64_t i : sampled_rows(rows)) {
+                  double before = 0;
+                  for (int64_t j = 0; j < rows; ++j) {
+                    before += data->ids[j] < data->ids[i] ||
+                              (data->ids[j] == data->ids[i] && j < i);
+                  }
+                  const double got = data->row[i];
+                  verifier.row(View<const double>(&got, Shape{1}), {before});
+                }
+              }};
+}
+
+const bool added = add({"route",
+                        "route_sort_index",
+                        {"T", "E", "k"},
+                        {{1024, 8, 2}, {16384, 256, 8}},
+                        make});
+
+}  // namespace
+}  // namespace tapeline::bench
