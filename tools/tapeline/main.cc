@@ -1,12 +1,15 @@
 // tapeline: train, sample and measure language models.
 
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/edit_distance.h"
+#include "runtime/pool.h"
 #include "tools/tapeline/verbs.h"
 
 namespace tapeline {
@@ -70,6 +73,13 @@ int run(const Arguments& words) {
                            "; see tapeline --help"));
 }
 
+// Memory ran out where nothing can be undone: say so and end.
+[[noreturn]] void end_out_of_memory(const std::string& what) {
+  std::_Exit(fail(kExitOutOfMemory,
+                  what + "; lower train.seq_len or model sizes, or use a "
+                         "machine with more memory"));
+}
+
 }  // namespace
 }  // namespace tapeline
 
@@ -77,6 +87,9 @@ int main(int argc, char** argv) {
   // A file that grows past RLIMIT_FSIZE is an error of its write, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  tapeline::set_out_of_memory(
+      [](const std::string& report) { tapeline::end_out_of_memory(report); });
+  std::set_new_handler([] { tapeline::end_out_of_memory("out of memory"); });
   tapeline::set_command_line({argv, argv + argc});
   return tapeline::run(tapeline::command_line());
 }

@@ -6,7 +6,7 @@
 #include <iostream>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "runtime/device.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
@@ -23,9 +23,8 @@ Arguments& words() {
 
 int fail(ExitCode code, std::string_view message) {
   std::string line(message);
-  for (char& c : line) {
-    if (c == '\n') c = ' ';
-  }
+  while (line.ends_with('\n')) line.pop_back();
+  absl::StrReplaceAll({{"\n", ", "}}, &line);
   std::cout << std::flush;
   std::cerr << "tapeline: " << line << std::endl;
   return code;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/device.h"
 #include "runtime/file.h"
+#include "runtime/profile.h"
 #include "runtime/status.h"
 #include "tools/data/batches.h"
 #include "tools/data/corpus.h"
@@ -78,7 +79,8 @@ class Run {
     RETURN_IF_ERROR(make_model());
     RETURN_IF_ERROR(open_folder());
     RETURN_IF_ERROR(loop());
-    return ending(kExitDisk, finish());
+    RETURN_IF_ERROR(ending(kExitDisk, finish()));
+    return ending(kExitDisk, write_profile());
   }
 
  private:
@@ -105,6 +107,7 @@ class Run {
   absl::Status save();
   absl::Status stop();
   absl::Status finish();
+  absl::Status write_profile();
 
   const RunRequest& request_;
   const Config& c_;
@@ -128,6 +131,9 @@ void Run::set_up_device() {
   Device::current().set_threads(
       static_cast<int>(std::max<int64_t>(1, threads)));
   Device::current().pool().set_poison(c_.debug.nan_poison);
+  set_profile(c_.debug.trace     ? ProfileMode::kTrace
+              : c_.debug.profile ? ProfileMode::kCount
+                                 : ProfileMode::kOff);
 }
 
 absl::StatusOr<Corpus> Run::corpus(const std::string& spec) {
@@ -181,14 +187,15 @@ absl::Status Run::make_model() {
   path_ = user_path(join_path(c_.run.dir, c_.run.name));
   RETURN_IF_ERROR(find_snapshot());
   const std::vector<NamedTensor> tensors = model_->named_tensors();
+  const DType dtype = c_.compute_dtype == "bf16" ? DType::kBf16 : DType::kF32;
   if (snapshot_) {
-    RETURN_IF_ERROR(load(tensors, DType::kF32, *snapshot_->tensors));
+    RETURN_IF_ERROR(load(tensors, dtype, *snapshot_->tensors));
   } else if (!from.empty()) {
     ASSIGN_OR_RETURN(const SafetensorsReader reader,
                      SafetensorsReader::open(from));
-    RETURN_IF_ERROR(load(tensors, DType::kF32, reader));
+    RETURN_IF_ERROR(load(tensors, dtype, reader));
   } else {
-    initialize(tensors, DType::kF32, static_cast<uint64_t>(c_.seed),
+    initialize(tensors, dtype, static_cast<uint64_t>(c_.seed),
                model_->initializer_std());
   }
   model_->apply_training_choices();
@@ -211,7 +218,7 @@ absl::Status Run::open_folder() {
                                          : RunFolder::create(path_, &moved);
   if (!folder.ok()) {
     return ending(
-        absl::IsFailedPrecondition(folder.status()) ? kExitBadInput : kExitDisk,
+        absl::IsUnavailable(folder.status()) ? kExitBadInput : kExitDisk,
         folder.status());
   }
   folder_.emplace(*std::move(folder));
@@ -309,6 +316,7 @@ absl::Status Run::check_finite(const StepRecord& record) {
 absl::Status Run::report() {
   const int64_t step = trainer_->steps_done();
   if (eval_ && due(c_.train.eval_every) && !evaluated_) {
+    const ProfileRange range(Range::kEval);
     const Evaluation e =
         evaluate(*model_, *eval_, [] { return stop_signal() != 0; });
     if (stop_signal() != 0) return absl::OkStatus();
@@ -330,6 +338,7 @@ absl::Status Run::report() {
 }
 
 absl::Status Run::sample(const std::string& file) {
+  const ProfileRange range(Range::kSample);
   std::string text;
   for (const double temperature : {0.0, c_.sample.temperature}) {
     const GenerateOptions options = {
@@ -350,6 +359,7 @@ absl::Status Run::sample(const std::string& file) {
 }
 
 absl::Status Run::save() {
+  const ProfileRange range(Range::kSnapshot);
   RETURN_IF_ERROR(folder_->sync_metrics());
   HostTensors host;
   SnapshotContents contents = trainer_->contents(host);
@@ -382,11 +392,19 @@ absl::Status Run::finish() {
   if (!c_.model.path.empty() && path_exists(given)) {
     ASSIGN_OR_RETURN(generation, read_json(given));
   }
+  const ProfileRange range(Range::kExport);
   const std::string hf = folder_->file("hf");
   RETURN_IF_ERROR(export_hugging_face(hf, model_->named_tensors(),
                                       model_->config(), generation));
   folder_->say(absl::StrCat("wrote ", hf));
   return absl::OkStatus();
+}
+
+absl::Status Run::write_profile() {
+  if (c_.debug.profile) folder_->say(profile_table());
+  if (!c_.debug.trace) return absl::OkStatus();
+  RETURN_IF_ERROR(make_directories(folder_->file("trace")));
+  return write_chrome_trace(folder_->file("trace/rank0.json"));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace tapeline {
 
 class RunFolder {
  public:
-  // FailedPrecondition: another process trains there. `moved` is the new name
+  // Unavailable: another process trains there. `moved` is the new name
   // of an earlier run's folder, if there was one.
   static absl::StatusOr<RunFolder> create(const std::string& path,
                                           std::string* moved);

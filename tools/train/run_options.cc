@@ -25,44 +25,9 @@ LearningRate learning_rate(const Config& c) {
   return rate;
 }
 
-// The place of a key, for messages: "configs/tiny.toml:12: ".
-std::string origin(const Config& c, const std::string& key) {
-  const auto found = c.origins.find(key);
-  return found == c.origins.end() ? "" : found->second + ": ";
-}
-
-absl::Status unavailable(const Config& c, const std::string& key,
-                         const std::string& value, const std::string& instead) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(origin(c, key), key, " = ", value,
-                   " is not available in this program yet; set ", instead));
-}
-
 }  // namespace
 
 absl::Status check_settings(const Config& c) {
-  if (c.device != "cpu") {
-    return unavailable(c, "device", c.device, "device = \"cpu\"");
-  }
-  if (c.compute_dtype != "f32") {
-    return unavailable(c, "compute_dtype", c.compute_dtype,
-                       "compute_dtype = \"f32\"");
-  }
-  if (c.recompute.policy != "none") {
-    return unavailable(c, "recompute.policy", c.recompute.policy, "\"none\"");
-  }
-  if (c.offload.activations || c.offload.ids) {
-    return unavailable(c, c.offload.ids ? "offload.ids" : "offload.activations",
-                       "true", "false");
-  }
-  if (c.pipeline.ranks != 1 || c.pipeline.chunks != 1) {
-    const bool ranks = c.pipeline.ranks != 1;
-    return unavailable(
-        c, ranks ? "pipeline.ranks" : "pipeline.chunks",
-        absl::StrCat(ranks ? c.pipeline.ranks : c.pipeline.chunks), "1");
-  }
-  if (c.debug.trace) return unavailable(c, "debug.trace", "true", "false");
-  if (c.debug.profile) return unavailable(c, "debug.profile", "true", "false");
   const absl::Status rate = learning_rate(c).check();
   if (!rate.ok()) {
     return absl::InvalidArgumentError(

@@ -10,8 +10,7 @@
 
 namespace tapeline {
 
-// Settings that contradict each other, or ask for what this program does not
-// have yet: InvalidArgument that names the keys.
+// Settings that contradict each other: InvalidArgument that names the keys.
 absl::Status check_settings(const Config& config);
 
 TrainerOptions trainer_options(const Config& config);

@@ -1,5 +1,7 @@
 #include "tools/train/trainer.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +9,7 @@
 #include "kernels/aux_loss/aux_loss.h"
 #include "runtime/access.h"
 #include "runtime/check.h"
+#include "runtime/profile.h"
 #include "runtime/status.h"
 #include "tools/train/state_hash.h"
 
@@ -35,18 +38,23 @@ std::vector<OptimizedTensor> optimized(const LanguageModel& model,
   return out;
 }
 
+// What the rate of a step depends on.
 Json to_json(const LearningRate& rate) {
   Json json;
   json["kind"] = name_of(rate.kind);
   json["lr"] = rate.lr;
-  json["min_lr"] = rate.min_lr;
   json["warmup_steps"] = rate.warmup_steps;
+  if (rate.kind == LearningRate::Kind::kConstant) return json;
+  json["min_lr"] = rate.min_lr;
   json["total_steps"] = rate.total_steps;
+  if (rate.kind != LearningRate::Kind::kWsd) return json;
   json["decay_steps"] = rate.decay_steps;
   return json;
 }
 
+// A master is the fp32 value of its tensor and has that one's name.
 std::string state_name(const OptimizerState& state) {
+  if (state.kind == "master") return state.name;
   return absl::StrCat("optimizer.", std::string(state.kind), ".", state.name);
 }
 
@@ -61,11 +69,13 @@ Trainer::Trainer(LanguageModel& model, TrainerOptions options,
       optimizer_(optimized(model, tensors_), options_.optimizer) {}
 
 StepRecord Trainer::step(bool hash) {
+  const ProfileRange range(Range::kStep);
   ++step_;
   grads_.zero();
   for (auto& [layer, counts] : expert_counts_) counts.clear();
   std::vector<HostBatch> batches;
   for (int64_t m = 0; m < options_.micro_batches; ++m) {
+    const ProfileRange data(Range::kData);
     batches.push_back(batches_(step_, m));
   }
   const Denominators n = count_targets(batches, model_.mtp_depths());
@@ -78,7 +88,11 @@ StepRecord Trainer::step(bool hash) {
   record.tokens = tokens_;
   record.lr = options_.learning_rate.at(step_);
   if (hash) record.grad_hash = gradient_hash(optimizer_, grads_);
-  const StepReport report = optimizer_.step(grads_, record.lr, record.loss);
+  StepReport report;
+  {
+    const ProfileRange update(Range::kOptimizer);
+    report = optimizer_.step(grads_, record.lr, record.loss);
+  }
   record.grad_norm = report.grad_norm;
   record.skipped = optimizer_.skipped();
   last_skipped_ = report.skipped;
@@ -103,10 +117,13 @@ void Trainer::run_micro_batch(const HostBatch& host, const Denominators& n,
   std::optional<AnomalyScope> anomaly;
   if (options_.anomaly) anomaly.emplace();
   {
-    auto [loss, tape] =
-        tapeline::record([&] { return model_.loss(batch, ctx); });
+    auto [loss, tape] = tapeline::record([&] {
+      const ProfileRange forward(Range::kForward);
+      return model_.loss(batch, ctx);
+    });
     record.lm_loss += value_of(loss.lm);
     record.mtp_loss += sum_of(loss.mtp);
+    const ProfileRange backward(Range::kBackward);
     tape.backward(loss.total, grads_);
   }
   if (anomaly && anomaly->first() && !anomaly_) anomaly_ = anomaly->first();
@@ -139,9 +156,13 @@ void Trainer::update_router_biases() {
 }
 
 SnapshotContents Trainer::contents(HostTensors& host) const {
-  for (const NamedTensor& t : tensors_) host.add(t.name, t.value());
+  std::set<std::string> masters;
   for (const OptimizerState& s : optimizer_.state()) {
     host.add(state_name(s), s.value);
+    if (s.kind == "master") masters.insert(s.name);
+  }
+  for (const NamedTensor& t : tensors_) {
+    if (!masters.contains(t.name)) host.add(t.name, t.value());
   }
   SnapshotContents contents;
   contents.step = step_;

@@ -1,0 +1,303 @@
+// Training as a whole: against transformers, for any number of threads, and
+// what the tiny preset promises about itself.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/access.h"
+#include "runtime/device.h"
+#include "runtime/json.h"
+#include "runtime/safetensors.h"
+#include "runtime/status.h"
+#include "tools/config/config.h"
+#include "tools/data/batches.h"
+#include "tools/data/corpus.h"
+#include "tools/train/load_model.h"
+#include "tools/train/run_options.h"
+#include "tools/train/trainer.h"
+
+namespace tapeline {
+namespace {
+
+template <class T>
+T must(absl::StatusOr<T> value) {
+  CHECK(value.ok()) << value.status().message();
+  return *std::move(value);
+}
+
+double relative_error(const Tensor& a, const Tensor& b) {
+  const std::vector<float> x = a.to_vector<float>(), y = b.to_vector<float>();
+  CHECK_EQ(x.size(), y.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    difference += (double{x[i]} - y[i]) * (double{x[i]} - y[i]);
+    norm += double{y[i]} * y[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+// Five steps of AdamW on one batch, as transformers and torch made them.
+TEST(Training, FiveStepsOfAdamWMatchTransformers) {
+  const std::string folder = "tests/data/glm/fp32";
+  ModelChoices choices;
+  choices.mtp_depths = 0;
+  const std::unique_ptr<LanguageModel> model =
+      must(load_language_model(folder, choices));
+  const SafetensorsReader main =
+      must(SafetensorsReader::open(folder + "/main.safetensors"));
+  const auto ints = [&](const char* name) {
+    return must(main.read_tensor(name)).to_vector<int32_t>();
+  };
+  const HostBatch batch = {ints("input_ids"), ints("labels_shifted"),
+                           ints("cu_seqlens")};
+  const Json meta = must(read_json(folder + "/meta.json"));
+  const Json& golden = *meta.find("adamw");
+  TrainerOptions options;
+  options.optimizer.adamw = {
+      .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  options.learning_rate.lr = golden.find("lr")->number();
+  Trainer trainer(*model, options, [&](int64_t, int64_t) { return batch; });
+  for (const Json& wanted : golden.find("curve")->array()) {
+    const StepRecord got = trainer.step(/*hash=*/false);
+    SCOPED_TRACE(got.step);
+    EXPECT_NEAR(got.loss, wanted.find("loss")->number(), 2e-5);
+    EXPECT_NEAR(got.grad_norm, wanted.find("grad_norm")->number(), 2e-4);
+  }
+  const SafetensorsReader after =
+      must(SafetensorsReader::open(folder + "/adamw_after.safetensors"));
+  int compared = 0;
+  for (const NamedTensor& t : trainer.tensors()) {
+    if (after.find("after." + t.name) == nullptr) continue;
+    EXPECT_LE(
+        relative_error(t.value(), must(after.read_tensor("after." + t.name))),
+        1e-4)
+        << t.name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, static_cast<int>(after.names().size()));
+}
+
+// The tiny preset as `bazel run //:train` starts it.
+class Tiny : public testing::Test {
+ protected:
+  static Config config(const std::vector<std::string>& sets = {}) {
+    return must(load_config("configs/tiny.toml", sets));
+  }
+  struct Made {
+    Config config;
+    Corpus corpus;
+    std::unique_ptr<TrainBatches> batches;
+    std::unique_ptr<LanguageModel> model;
+    std::unique_ptr<Trainer> trainer;
+  };
+  static std::unique_ptr<Made> make(Config c) {
+    auto made = std::make_unique<Made>();
+    CHECK_OK(check_settings(c));
+    made->config = std::move(c);
+    const Config& settings = made->config;
+    made->corpus = must(load_corpus(settings.data.train));
+    made->batches = std::make_unique<TrainBatches>(must(TrainBatches::create(
+        made->corpus, settings.train.seq_len, settings.train.micro_batches,
+        static_cast<uint64_t>(settings.seed))));
+    made->model = must(make_language_model(must(model_config(settings, "")),
+                                           model_choices(settings)));
+    initialize(made->model->named_tensors(), DType::kF32,
+               static_cast<uint64_t>(settings.seed),
+               made->model->initializer_std());
+    made->model->apply_training_choices();
+    const TrainBatches* batches = made->batches.get();
+    made->trainer = std::make_unique<Trainer>(
+        *made->model, trainer_options(settings),
+        [batches](int64_t step, int64_t m) {
+          MicroBatch b = batches->get(step, m);
+          return HostBatch{std::move(b.ids), std::move(b.labels),
+                           std::move(b.cu_seqlens)};
+        });
+    return made;
+  }
+};
+
+TEST_F(Tiny, ThreadsNeverChangeABit) {
+  std::vector<std::string> hashes;
+  for (int threads : {1, 2, 3, 7}) {
+    SCOPED_TRACE(threads);
+    Device device(threads);
+    DeviceScope scope(device);
+    std::string seen;
+    {
+      const auto made = make(config({"train.micro_batches=1"}));
+      for (int step = 0; step < 3; ++step) {
+        const StepRecord r = made->trainer->step(/*hash=*/true);
+        seen += r.grad_hash + r.param_hash + " ";
+      }
+    }
+    hashes.push_back(seen);
+    // The sides of this comparison differ: others than the caller worked.
+    EXPECT_EQ(device.threads().chunks_run_by_workers() > 0, threads > 1);
+  }
+  EXPECT_EQ(hashes[0].size(), 3u * 65);
+  for (const std::string& other : hashes) EXPECT_EQ(other, hashes[0]);
+}
+
+TEST_F(Tiny, ResolvedConfigIsTheModelItDescribes) {
+  const Config c = config();
+  const Json model = must(model_config(c, ""));
+  EXPECT_GE(c.train.seq_len, 256);
+  EXPECT_LT(model.find("index_topk")->integer(), c.train.seq_len);
+  EXPECT_EQ(model.find("index_topk")->integer(), 64);
+  EXPECT_EQ(model.find("num_hidden_layers")->integer(), 6);
+  EXPECT_EQ(model.find("hidden_size")->integer(), 128);
+  EXPECT_EQ(model.find("vocab_size")->integer(), 256);
+  EXPECT_EQ(model.find("n_routed_experts")->integer(), 8);
+  EXPECT_EQ(model.find("num_experts_per_tok")->integer(), 2);
+  EXPECT_EQ(model.find("n_shared_experts")->integer(), 1);
+  EXPECT_EQ(model.find("num_nextn_predict_layers")->integer(), 1);
+  std::string types;
+  for (const Json& type : model.find("indexer_types")->array()) {
+    types += type.string() == "full" ? "F" : "S";
+  }
+  EXPECT_EQ(types, "FFFSFS");
+  std::string mlp;
+  for (const Json& type : model.find("mlp_layer_types")->array()) {
+    mlp += type.string()[0];
+  }
+  EXPECT_EQ(mlp, "ddssss");
+  EXPECT_GT(c.loss.indexer_coefficient, 0);
+  EXPECT_GT(c.loss.router_bias_rate, 0);
+  EXPECT_GT(c.loss.balance_coefficient, 0);
+}
+
+// Rows that must leave valid keys out: more tokens before them, in their own
+// document, than the selection holds.
+TEST_F(Tiny, TheSelectionLeavesKeysOut) {
+  const auto made = make(config());
+  const MicroBatch batch = made->batches->get(1, 0);
+  int64_t selective = 0;
+  for (int32_t position : batch.positions) selective += position >= 64;
+  EXPECT_GT(selective, batch.tokens() / 4);
+}
+
+TEST_F(Tiny, EveryPartIsTrained) {
+  const auto made = make(config());
+  Trainer& trainer = *made->trainer;
+  trainer.step(/*hash=*/false);
+  // MoE layers 2 to 5 and the prediction layer 6.
+  EXPECT_EQ(trainer.expert_counts().size(), 5u);
+  const int64_t per_layer =
+      made->config.train.seq_len * made->config.train.micro_batches * 2;
+  for (const auto& [layer, counts] : trainer.expert_counts()) {
+    ASSERT_EQ(counts.size(), 8u);
+    EXPECT_GE(std::count_if(counts.begin(), counts.end(),
+                            [](int64_t c) { return c > 0; }),
+              6)
+        << "layer " << layer;
+    int64_t sum = 0;
+    for (int64_t count : counts) sum += count;
+    EXPECT_EQ(sum, per_layer) << "layer " << layer;
+  }
+  std::set<std::string> kinds;
+  for (const OptimizedTensor& t : trainer.optimizer().tensors()) {
+    const std::vector<float> gradient =
+        trainer.optimizer().gradient(trainer.gradients(), t).to_vector<float>();
+    EXPECT_TRUE(std::any_of(gradient.begin(), gradient.end(),
+                            [](float g) { return g != 0; }))
+        << "no gradient reached " << t.name;
+    kinds.insert(t.name.find(".indexer.") != std::string::npos ? "indexer"
+                 : t.name.starts_with("model.layers.6.")       ? "mtp"
+                                                               : "main");
+  }
+  EXPECT_EQ(kinds.size(), 3u);
+  // All but the router biases.
+  int64_t parameters = 0;
+  for (const NamedTensor& t : trainer.tensors()) {
+    parameters += t.parameter != nullptr;
+  }
+  EXPECT_EQ(parameters,
+            static_cast<int64_t>(trainer.optimizer().tensors().size()));
+}
+
+TEST_F(Tiny, RouterBiasesFollowTheCountsOfAllMicroBatches) {
+  const auto made = make(config());
+  made->trainer->step(/*hash=*/false);
+  const double rate = made->config.loss.router_bias_rate;
+  for (const auto& [layer, counts] : made->trainer->expert_counts()) {
+    const std::vector<float> bias =
+        made->model->router_bias(layer)->value().to_vector<float>();
+    int64_t sum = 0;
+    for (int64_t c : counts) sum += c;
+    for (size_t e = 0; e < counts.size(); ++e) {
+      const int64_t below_mean = sum - 8 * counts[e];
+      const double sign = below_mean > 0 ? 1 : below_mean < 0 ? -1 : 0;
+      EXPECT_FLOAT_EQ(bias[e], static_cast<float>(rate * sign))
+          << "layer " << layer << " expert " << e;
+    }
+  }
+}
+
+// Two micro-batches of one window are one of two sequences, up to rounding:
+// nothing divides by their number.
+TEST_F(Tiny, MicroBatchesAddUp) {
+  double loss[2], norm[2];
+  for (int parts : {1, 2}) {
+    auto made = make(config({"train.micro_batches=1"}));
+    const MicroBatch a = made->batches->get(1, 0), b = made->batches->get(2, 0);
+    const auto append = [](std::vector<int32_t> x,
+                           const std::vector<int32_t>& y, int32_t shift) {
+      for (size_t i = shift != 0; i < y.size(); ++i) x.push_back(y[i] + shift);
+      return x;
+    };
+    TrainerOptions options = trainer_options(made->config);
+    // Their balance differs: a mean over the tokens of a micro-batch.
+    options.loss.balance = 0;
+    options.micro_batches = parts;
+    Trainer trainer(
+        *made->model, options, [&](int64_t, int64_t m) -> HostBatch {
+          if (parts == 2) {
+            const MicroBatch& one = m == 0 ? a : b;
+            return {one.ids, one.labels, one.cu_seqlens};
+          }
+          return {append(a.ids, b.ids, 0), append(a.labels, b.labels, 0),
+                  append(a.cu_seqlens, b.cu_seqlens,
+                         static_cast<int32_t>(a.tokens()))};
+        });
+    const StepRecord r = trainer.step(/*hash=*/false);
+    loss[parts - 1] = r.loss;
+    norm[parts - 1] = r.grad_norm;
+  }
+  EXPECT_NEAR(loss[0], loss[1], 1e-5);
+  EXPECT_NEAR(norm[0], norm[1], 1e-4 * norm[1]);
+}
+
+TEST_F(Tiny, ANotFiniteStepChangesNothing) {
+  const auto made = make(config({"train.micro_batches=1"}));
+  Trainer& trainer = *made->trainer;
+  const StepRecord good = trainer.step(/*hash=*/true);
+  // One infinite weight, put back after the step.
+  const NamedTensor& t = trainer.tensors().back();
+  float* element = write<float>(t.value()).view().data;
+  const float before = *element;
+  *element = INFINITY;
+  const StepRecord bad = trainer.step(/*hash=*/false);
+  EXPECT_TRUE(trainer.last_skipped());
+  EXPECT_EQ(bad.skipped, 1);
+  *element = before;
+  // The same weights as after the first step: its fingerprint.
+  TrainerOptions frozen = trainer_options(made->config);
+  frozen.learning_rate.lr = 0;
+  frozen.learning_rate.kind = LearningRate::Kind::kConstant;
+  frozen.learning_rate.warmup_steps = 0;
+  frozen.loss.router_bias_rate = 0;
+  Trainer same(*made->model, frozen, [&](int64_t s, int64_t m) {
+    MicroBatch b = made->batches->get(s, m);
+    return HostBatch{b.ids, b.labels, b.cu_seqlens};
+  });
+  EXPECT_EQ(same.step(/*hash=*/true).param_hash, good.param_hash);
+}
+
+}  // namespace
+}  // namespace tapeline
