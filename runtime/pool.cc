@@ -14,6 +14,8 @@
 namespace tapeline {
 namespace {
 
+void (*out_of_memory)(const std::string& report) = nullptr;
+
 constexpr uint16_t kPoison = 0x7fff;
 
 void poison_block(const Block& block) {
@@ -100,6 +102,10 @@ struct Pool::State {
   }
 };
 
+void set_out_of_memory(void (*handler)(const std::string& report)) {
+  out_of_memory = handler;
+}
+
 Pool::Pool() : state_(std::make_unique<State>()) {}
 Pool::~Pool() { trim(); }
 
@@ -119,9 +125,13 @@ Block Pool::allocate(size_t bytes, Tag tag, const Stream* stream) {
     }
     if (block.data != nullptr) s.count(block);
   }
-  CHECK(block.data != nullptr)
-      << "out of memory: " << bytes << " bytes for " << name_of(tag) << "\n"
-      << report();
+  if (block.data == nullptr) {
+    const std::string what = "out of memory: " + std::to_string(bytes) +
+                             " bytes for " + std::string(name_of(tag)) + "\n" +
+                             report();
+    if (out_of_memory != nullptr) out_of_memory(what);
+    CHECK(block.data != nullptr) << what;
+  }
   // Work queued on the old contents must still find them.
   if (s.poison && idle) poison_block(block);
   return block;

@@ -56,7 +56,7 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // CHECKs with the live bytes by tag when `cap` or the system refuses.
+  // When `cap` or the system refuses, ends the process (set_out_of_memory).
   Block allocate(size_t bytes, Tag tag, const Stream* stream);
   // `stream` is where the block was last used; last_use its event there.
   void free(Block block, const Stream* stream, const Event& last_use);
@@ -73,6 +73,10 @@ class Pool {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// What ends the process when there is no memory, given the wanted bytes and the
+// live bytes by tag; it must not return. Default: a CHECK.
+void set_out_of_memory(void (*handler)(const std::string& report));
 
 // Capacity that a request of `bytes` gets: a multiple of 64 below 4 KiB, then
 // four classes per power of two, so at most a quarter is lost.
