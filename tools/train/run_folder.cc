@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iostream>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/file.h"
@@ -72,7 +73,7 @@ absl::Status RunFolder::lock() {
   ASSIGN_OR_RETURN(lock_, open_to_append(name));
   if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   if (errno != EWOULDBLOCK) return failure("flock", name);
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::UnavailableError(absl::StrCat(
       path_,
       ": another process trains in this folder; wait for it or set "
       "run.name"));
@@ -80,7 +81,8 @@ absl::Status RunFolder::lock() {
 
 absl::StatusOr<RunFolder> RunFolder::create(const std::string& path,
                                             std::string* moved) {
-  if (path_exists(path)) {
+  const absl::StatusOr<std::vector<std::string>> files = list_directory(path);
+  if (path_exists(path) && !(files.ok() && files->empty())) {
     // Locked while it is renamed, so that a live run keeps its folder.
     RunFolder earlier(path);
     RETURN_IF_ERROR(earlier.lock());
