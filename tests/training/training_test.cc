@@ -273,6 +273,30 @@ TEST_F(Tiny, MicroBatchesAddUp) {
   EXPECT_NEAR(norm[0], norm[1], 1e-4 * norm[1]);
 }
 
+// A micro-batch given twice is the step it makes alone: auxiliary losses weigh
+// by their share of the step's tokens, all others by counts over the whole
+// step.
+TEST_F(Tiny, TheSameMicroBatchTwiceIsTheSameStep) {
+  StepRecord records[2];
+  for (int parts : {1, 2}) {
+    auto made = make(config({"loss.z_coefficient=1e-3"}));
+    TrainerOptions options = trainer_options(made->config);
+    options.micro_batches = parts;
+    Trainer trainer(*made->model, options, [&](int64_t, int64_t) -> HostBatch {
+      const MicroBatch b = made->batches->get(1, 0);
+      return {b.ids, b.labels, b.cu_seqlens};
+    });
+    records[parts - 1] = trainer.step(/*hash=*/false);
+  }
+  for (const auto field :
+       {&StepRecord::lm_loss, &StepRecord::mtp_loss, &StepRecord::balance_loss,
+        &StepRecord::z_loss, &StepRecord::indexer_loss, &StepRecord::loss,
+        &StepRecord::grad_norm}) {
+    EXPECT_GT(records[0].*field, 0);
+    EXPECT_NEAR(records[0].*field, records[1].*field, 2e-5 * records[0].*field);
+  }
+}
+
 TEST_F(Tiny, ANotFiniteStepChangesNothing) {
   const auto made = make(config({"train.micro_batches=1"}));
   Trainer& trainer = *made->trainer;

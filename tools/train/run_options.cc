@@ -28,6 +28,11 @@ LearningRate learning_rate(const Config& c) {
 }  // namespace
 
 absl::Status check_settings(const Config& c) {
+  if (c.compute_dtype != "f32") {
+    return absl::UnimplementedError(
+        absl::StrCat("compute_dtype = ", c.compute_dtype,
+                     ": training in it is not built yet; set it to \"f32\""));
+  }
   const absl::Status rate = learning_rate(c).check();
   if (!rate.ok()) {
     return absl::InvalidArgumentError(

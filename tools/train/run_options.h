@@ -10,7 +10,8 @@
 
 namespace tapeline {
 
-// Settings that contradict each other: InvalidArgument that names the keys.
+// Settings that contradict each other, or that nothing here can do yet: an
+// error that names the keys.
 absl::Status check_settings(const Config& config);
 
 TrainerOptions trainer_options(const Config& config);
