@@ -478,6 +478,34 @@ TEST(Train, SequencesShorterThanTheSelectionWork) {
   EXPECT_EQ(r.code, 0) << r.err;
 }
 
+TEST(Train, OtherFamiliesTrainAndGenerate) {
+  const TempFolder folder;
+  std::string config = read_file(small_config(folder)).value();
+  config.resize(config.find("[loss]"));
+  for (const char* keys :
+       {"model_type = \"qwen3\"", "model_type = \"llama\"",
+        "model_type = \"qwen3_moe\"\nnum_experts = 4\n"
+        "num_experts_per_tok = 2\nmoe_intermediate_size = 16"}) {
+    SCOPED_TRACE(keys);
+    const std::string path = folder.write(
+        "family.toml",
+        config +
+            "[model]\nvocab_size = 256\nmax_position_embeddings = 64\n"
+            "hidden_size = 32\nnum_hidden_layers = 2\nhead_dim = 16\n"
+            "num_attention_heads = 2\nnum_key_value_heads = 1\n"
+            "intermediate_size = 48\n" +
+            keys + "\n");
+    const ChildResult r =
+        tapeline_run({"train", "--config", path, "--set", "train.steps=3"});
+    EXPECT_EQ(r.code, 0) << r.err;
+    const ChildResult g =
+        tapeline_run({"generate", "--model", folder / "runs/small/hf",
+                      "--prompt", "and ", "--max_tokens", "4", "--json"});
+    EXPECT_EQ(g.code, 0) << g.err;
+    EXPECT_EQ(json_of(g.out).find("ids")->array().size(), 4u);
+  }
+}
+
 TEST(Train, OutOfMemoryEndsWith70AndSaysWhatItWasFor) {
   const TempFolder folder;
   const ChildResult r =
