@@ -168,6 +168,25 @@ Tensor Tensor::transpose(int a, int b) const {
   return t;
 }
 
+Tensor Tensor::broadcast_dim(int dim, int64_t size) const {
+  CHECK(dim >= 0 && dim <= rank() && size >= 0)
+      << "[broadcast] dimension " << dim << " of " << *this;
+  Tensor t = detach();
+  t.shape_ = {};
+  t.strides_ = {};
+  for (int d = 0; d <= rank(); ++d) {
+    if (d == dim) {
+      t.shape_.push_back(size);
+      t.strides_.push_back(0);
+    }
+    if (d < rank()) {
+      t.shape_.push_back(shape_[d]);
+      t.strides_.push_back(strides_[d]);
+    }
+  }
+  return t;
+}
+
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
   if (!tensor) return out << "undefined";
   return out << tensor.dtype() << tensor.shape();

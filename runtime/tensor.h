@@ -54,6 +54,9 @@ class Tensor {
   Tensor view_as(const Shape& shape) const;  // contiguous tensors only
   Tensor slice(int dim, int64_t begin, int64_t end) const;
   Tensor transpose(int a, int b) const;
+  // A new dimension at `dim` whose `size` entries are the same bytes (stride
+  // 0): for reading only.
+  Tensor broadcast_dim(int dim, int64_t size) const;
   // Another handle on the same bytes, off the tape.
   Tensor detach() const;
 
