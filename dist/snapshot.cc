@@ -103,7 +103,9 @@ absl::Status write_files(const std::string& folder,
 // Removes what is older than the `keep` newest usable snapshots.
 absl::Status retain(const SnapshotStore& store) {
   int usable = 0;
-  for (const std::string& path : list_snapshots(store.root)) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                   list_snapshots(store.root));
+  for (const std::string& path : paths) {
     if (usable < std::max(2, store.keep)) {
       if (check_snapshot(path, /*hashes=*/false).ok()) ++usable;
       continue;
@@ -126,10 +128,12 @@ std::string snapshot_name(int64_t step) {
   return name;
 }
 
-std::vector<std::string> list_snapshots(const std::string& root) {
-  std::vector<std::pair<int64_t, std::string>> found;
+absl::StatusOr<std::vector<std::string>> list_snapshots(
+    const std::string& root) {
   const absl::StatusOr<std::vector<std::string>> names = list_directory(root);
-  if (!names.ok()) return {};
+  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
+  if (!names.ok()) return names.status();
+  std::vector<std::pair<int64_t, std::string>> found;
   for (const std::string& name : *names) {
     const std::string path = join_path(root, name);
     const std::optional<int64_t> step = step_of(name);
@@ -176,8 +180,7 @@ absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
   }
   RETURN_IF_ERROR(
       check_disk_space(store.root, snapshot_bytes(contents), /*count=*/1));
-  const std::string temporary =
-      absl::StrCat(path, ".tmp-", store.run_id, "-", nonce());
+  const std::string temporary = absl::StrCat(path, ".tmp-", nonce());
   RETURN_IF_ERROR(make_directories(temporary));
   const absl::Status written = write_files(temporary, contents);
   if (!written.ok()) {
@@ -197,7 +200,8 @@ absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
 }
 
 absl::Status set_aside_later_snapshots(const std::string& root, int64_t step) {
-  for (const std::string& path : list_snapshots(root)) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, list_snapshots(root));
+  for (const std::string& path : paths) {
     if (*step_of(path.substr(path.rfind('/') + 1)) <= step) continue;
     RETURN_IF_ERROR(set_aside(path, "superseded"));
   }
@@ -234,7 +238,7 @@ absl::StatusOr<Snapshot> load_snapshot(const std::string& path) {
 
 absl::StatusOr<Snapshot> load_latest_snapshot(
     const std::string& root, std::vector<std::string>* rejected) {
-  const std::vector<std::string> paths = list_snapshots(root);
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, list_snapshots(root));
   for (const std::string& path : paths) {
     absl::StatusOr<Snapshot> snapshot = load_snapshot(path);
     if (snapshot.ok()) return snapshot;

@@ -8,7 +8,7 @@
 //                              of every file and of every tensor, own hash
 //   <root>/LATEST              name of the newest, for people and scripts
 //
-// Saving writes into step_N.tmp-<run>-<nonce>, each file fsynced and read back
+// Saving writes into step_N.tmp-<nonce>, each file fsynced and read back
 // for its hash, the manifest last, then renames the folder, fsyncs the root and
 // replaces LATEST; only then are older snapshots removed. A crash at any point
 // leaves the earlier snapshots as they were. A step that is there and valid is
@@ -42,8 +42,7 @@ struct SnapshotContents {
 
 struct SnapshotStore {
   std::string root;
-  int keep = 2;        // how many usable ones retention leaves; at least 2
-  std::string run_id;  // names the temporary folder
+  int keep = 2;  // how many usable ones retention leaves; at least 2
 };
 
 // Bytes that one snapshot takes on disk, about.
@@ -75,12 +74,14 @@ struct Snapshot {
 // DataLoss names the first wrong file, NotFound a folder that is not there.
 absl::StatusOr<Snapshot> load_snapshot(const std::string& path);
 // The newest usable one. What is wrong with newer ones is appended to
-// `rejected`, a line each. NotFound: there is none; DataLoss: none is usable.
+// `rejected`, a line each. NotFound: there is none; DataLoss: none is usable;
+// any other error: root cannot be listed.
 absl::StatusOr<Snapshot> load_latest_snapshot(
     const std::string& root, std::vector<std::string>* rejected);
 
 // The step_N folders below root, newest first; without root, none.
-std::vector<std::string> list_snapshots(const std::string& root);
+absl::StatusOr<std::vector<std::string>> list_snapshots(
+    const std::string& root);
 std::string snapshot_name(int64_t step);  // step_0000120
 
 }  // namespace tapeline

@@ -25,7 +25,6 @@ class SnapshotTest : public testing::Test {
     root += "/snapshot-XXXXXX";
     ASSERT_NE(mkdtemp(root.data()), nullptr);
     store_.root = root + "/snapshots";
-    store_.run_id = "test";
   }
   void TearDown() override {
     set_fault("");
@@ -175,6 +174,14 @@ TEST_F(SnapshotTest, SaysWhenNoneIsUsable) {
             std::string::npos)
       << none.status();
   EXPECT_TRUE(absl::IsNotFound(load_snapshot(path(4)).status()));
+}
+
+TEST_F(SnapshotTest, AFolderThatCannotBeListedIsNotAnEmptyOne) {
+  ASSERT_TRUE(make_directories(parent_path(store_.root)).ok());
+  overwrite(store_.root, "a file");
+  const absl::Status status =
+      load_latest_snapshot(store_.root, &rejected_).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
 }
 
 TEST_F(SnapshotTest, AFolderUnderAnotherStepsNameIsRefused) {

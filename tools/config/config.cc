@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <type_traits>
 
@@ -330,6 +331,14 @@ absl::Status check_implemented(const Config& c) {
   return absl::OkStatus();
 }
 
+// A name that is one folder, here and in any shell.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && name[0] != '.' &&
+         name.find_first_not_of(
+             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+             "-_.") == std::string::npos;
+}
+
 absl::Status check_whole(const Config& c) {
   const Json* type = c.model.keys.find("model_type");
   if (c.model.path.empty() && type == nullptr) {
@@ -338,6 +347,19 @@ absl::Status check_whole(const Config& c) {
         "the other keys of its config.json under [model]");
   }
   if (c.run.name.empty()) return invalid("run.name is empty; name the run");
+  if (!is_plain_name(c.run.name)) {
+    return invalid("run.name is " + Json(c.run.name).dump() +
+                   "; use at most 64 letters, digits and -_. that do not begin "
+                   "with a dot");
+  }
+  // Counts of tokens stay far from overflow.
+  if (c.train.steps > std::numeric_limits<int64_t>::max() / 4 /
+                          (c.train.micro_batches * c.train.seq_len)) {
+    return invalid(
+        "train.steps is " + std::to_string(c.train.steps) +
+        ": with train.micro_batches and train.seq_len more tokens than can be "
+        "counted; lower train.steps");
+  }
   if (c.data.train.empty()) {
     return invalid("data.train is empty; set it to king_james:train or a file");
   }

@@ -194,6 +194,16 @@ TEST_F(ConfigTest, ErrorsSayWhereAndWhat) {
       {"[recompute]\nkeep = ['a', 1]\n",
        ":2:1: 'recompute.keep' must be an array of strings, not array"},
       {"[run]\nname = ''\n", "run.name is empty"},
+      {"[train]\nkeep_snapshots = 1\n",
+       ":2:1: 'train.keep_snapshots' must be at least 2"},
+      {"[train]\nthreads = 1025\n",
+       ":2:1: 'train.threads' must be at most 1024"},
+      {"[train]\nmicro_batches = 65537\n",
+       ":2:1: 'train.micro_batches' must be at most 65536"},
+      {"[train]\nseq_len = 1048577\n",
+       ":2:1: 'train.seq_len' must be at most 1048576"},
+      {"[train]\nsteps = 9007199254740992\n",
+       "train.steps is 9007199254740992: "},
       {"a = \n", ":1:5: "},
   };
   for (const auto& c : cases) {
@@ -303,7 +313,7 @@ TEST_F(ConfigTest, PrintedConfigReadsBackTheSame) {
           "seed = 9\n[model]\nhidden_size = 64\n"
           "rope.theta = 1e6\nrope.none = {}\neps = 1e-05\n"
           "list = [1, 2.0, 'a', {k = true}]\n\"odd key\" = \"\\n\"\n"),
-      {"optimizer.lr=0.1", "run.name=a\tb \"c\" \xc3\xa4", "train.threads=3"});
+      {"optimizer.lr=0.1", "run.dir=a\tb \"c\" \xc3\xa4", "train.threads=3"});
   const std::string text = print_config(config);
   const std::string printed = put("printed.toml", text);
   const auto again = load_config(printed, {});

@@ -51,14 +51,17 @@ void visit_settings(C& c, F&& f) {
     "of activations and weights in use; masters and sums are f32");
 
   f("run.dir", c.run.dir, any(), "folder of all runs");
-  f("run.name", c.run.name, any(), "folder of this run, inside run.dir");
+  f("run.name", c.run.name, any(),
+    "folder of this run, inside run.dir: at most 64 letters, digits, -_.");
 
   f("train.steps", c.train.steps, at_least(1), "optimizer steps");
-  f("train.seq_len", c.train.seq_len, at_least(1), "tokens of a micro-batch");
-  f("train.micro_batches", c.train.micro_batches, at_least(1), "per step");
+  f("train.seq_len", c.train.seq_len, between(1, 1048576),
+    "tokens of a micro-batch");
+  f("train.micro_batches", c.train.micro_batches, between(1, 65536),
+    "per step");
   f("train.max_norm", c.train.max_norm, at_least(0),
     "gradients are scaled down to this norm; 0: never");
-  f("train.threads", c.train.threads, at_least(0),
+  f("train.threads", c.train.threads, between(0, 1024),
     "CPU threads; 0: all processors; never changes a result");
   f("train.max_skipped", c.train.max_skipped, at_least(0),
     "steps skipped as not finite before the run ends with code 71");
@@ -70,7 +73,7 @@ void visit_settings(C& c, F&& f) {
     "steps between samples of text; 0: at the end only");
   f("train.snapshot_every", c.train.snapshot_every, at_least(0),
     "steps between snapshots; 0: at the end only");
-  f("train.keep_snapshots", c.train.keep_snapshots, at_least(1),
+  f("train.keep_snapshots", c.train.keep_snapshots, at_least(2),
     "newest snapshots kept");
 
   f("sample.prompt", c.sample.prompt, any(), "text that samples go on from");

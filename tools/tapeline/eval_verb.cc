@@ -1,6 +1,7 @@
 // tapeline eval: cross-entropy of a text, each byte predicted once.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <iomanip>
 #include <iostream>
@@ -19,7 +20,7 @@ namespace {
 
 struct EvalFlags {
   std::string model, data;
-  int64_t seq_len = 0, threads = 0;
+  int64_t seq_len = 0, threads = kAllThreads;
   bool json = false;
 };
 
@@ -45,11 +46,14 @@ int eval_verb(const Arguments& arguments) {
   flags.add("json", &f.json, "", "print the result as JSON");
   const absl::StatusOr<bool> parsed = parse_or_help(flags, arguments);
   if (!parsed.ok()) return fail(kExitUsage, parsed.status());
-  if (!*parsed) return kExitDone;
+  if (!*parsed) return end_output();
   if (f.model.empty()) return fail(kExitUsage, "--model is missing");
   if (f.data.empty()) return fail(kExitUsage, "--data is missing");
-  if (f.seq_len < 0 || f.threads < 0) {
-    return fail(kExitUsage, "--seq_len and --threads must be at least 1");
+  if (f.seq_len < 0 || f.seq_len > 1048576) {
+    return fail(kExitUsage, "--seq_len must be from 1 to 1048576");
+  }
+  if (const auto wrong = check_threads(f.threads); !wrong.empty()) {
+    return fail(kExitUsage, wrong);
   }
   use_threads(f.threads);
   absl::StatusOr<std::unique_ptr<LanguageModel>> model =
@@ -63,6 +67,14 @@ int eval_verb(const Arguments& arguments) {
   const int64_t seq_len = f.seq_len > 0 ? f.seq_len : default_seq_len(**model);
   const Evaluation e =
       evaluate(**model, EvalBatches(*corpus, seq_len, eval_tokens(seq_len)));
+  if (!std::isfinite(e.loss)) {
+    return fail(
+        kExitNotFinite,
+        absl::StrCat(f.data,
+                     ": the loss is not finite with the "
+                     "weights of ",
+                     f.model, "; use weights from before training diverged"));
+  }
   if (f.json) {
     Json out;
     out["schema"] = 1;
@@ -70,13 +82,13 @@ int eval_verb(const Arguments& arguments) {
     out["bits_per_byte"] = e.bits_per_byte;
     out["bytes"] = e.bytes;
     out["tokens"] = e.tokens;
-    std::cout << out.dump() << std::endl;
+    std::cout << out.dump() << "\n";
   } else {
     std::cout << std::setprecision(5) << std::fixed << "loss " << e.loss
               << " | " << e.bits_per_byte << " bits per byte | " << e.bytes
-              << " bytes" << std::endl;
+              << " bytes\n";
   }
-  return kExitDone;
+  return end_output();
 }
 
 }  // namespace tapeline

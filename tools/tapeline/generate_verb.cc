@@ -17,7 +17,7 @@ namespace {
 
 struct GenerateFlags {
   std::string model, prompt;
-  int64_t max_tokens = 128, seed = 0, threads = 0;
+  int64_t max_tokens = 128, seed = 0, threads = kAllThreads;
   double temperature = 0, top_p = 1;
   bool no_cache = false, json = false;
 };
@@ -44,8 +44,7 @@ std::string check(const GenerateFlags& f) {
   if (!(f.top_p > 0 && f.top_p <= 1))
     return "--top_p must be above 0, at most 1";
   if (f.seed < 0) return "--seed must be at least 0";
-  if (f.threads < 0) return "--threads must be at least 1";
-  return "";
+  return std::string(check_threads(f.threads));
 }
 
 Json ids_json(const std::vector<int32_t>& ids) {
@@ -61,7 +60,7 @@ int generate_verb(const Arguments& arguments) {
   Flags flags = make_flags(f);
   const absl::StatusOr<bool> parsed = parse_or_help(flags, arguments);
   if (!parsed.ok()) return fail(kExitUsage, parsed.status());
-  if (!*parsed) return kExitDone;
+  if (!*parsed) return end_output();
   if (const std::string wrong = check(f); !wrong.empty()) {
     return fail(kExitUsage, wrong);
   }
@@ -79,18 +78,18 @@ int generate_verb(const Arguments& arguments) {
   };
   const absl::StatusOr<std::vector<int32_t>> ids =
       generate(**model, prompt, options);
-  if (!ids.ok()) return fail(kExitBadInput, ids.status());
+  if (!ids.ok()) return fail(exit_code(ids.status()), ids.status());
   if (!f.json) {
-    std::cout << f.prompt << byte_text(*ids) << std::endl;
-    return kExitDone;
+    std::cout << f.prompt << byte_text(*ids) << "\n";
+    return end_output();
   }
   Json out;
   out["schema"] = 1;
   out["prompt_ids"] = ids_json(prompt);
   out["ids"] = ids_json(*ids);
   out["text"] = byte_text(*ids);
-  std::cout << out.dump() << std::endl;
-  return kExitDone;
+  std::cout << out.dump() << "\n";
+  return end_output();
 }
 
 }  // namespace tapeline

@@ -2,9 +2,11 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -53,7 +55,7 @@ int run(const Arguments& words) {
   const std::string& name = words[1];
   if (name == "--help" || name == "-h" || name == "help") {
     print_help(std::cout);
-    return kExitDone;
+    return end_output();
   }
   const Arguments arguments(words.begin() + 2, words.end());
   std::vector<std::string> known;
@@ -91,5 +93,18 @@ int main(int argc, char** argv) {
       [](const std::string& report) { tapeline::end_out_of_memory(report); });
   std::set_new_handler([] { tapeline::end_out_of_memory("out of memory"); });
   tapeline::set_command_line({argv, argv + argc});
-  return tapeline::run(tapeline::command_line());
+  // Our own code throws nothing; libraries do.
+  try {
+    return tapeline::run(tapeline::command_line());
+  } catch (const std::bad_alloc&) {
+    tapeline::end_out_of_memory("out of memory");
+  } catch (const std::system_error& e) {
+    return tapeline::fail(tapeline::kExitOutOfMemory,
+                          absl::StrCat("the system refused a resource: ",
+                                       e.what(), "; lower --threads"));
+  } catch (const std::exception& e) {
+    return tapeline::fail(
+        tapeline::kExitBadInput,
+        absl::StrCat("unexpected error: ", e.what(), "; please report it"));
+  }
 }

@@ -29,7 +29,7 @@ int train_verb(const Arguments& arguments) {
   std::vector<std::string> sets;
   bool print = false;
   OptionalText resume;
-  int64_t threads = -1;
+  int64_t threads = kAllThreads;
   Flags flags("train");
   flags.add("config", &config, "F", "TOML file (required)");
   flags.add("set", &sets, "KEY=VALUE", "over the file's value; repeatable");
@@ -41,19 +41,20 @@ int train_verb(const Arguments& arguments) {
             "processors to use; the same as --set train.threads=N");
   const absl::StatusOr<bool> parsed = parse_or_help(flags, arguments);
   if (!parsed.ok()) return fail(kExitUsage, parsed.status());
-  if (!*parsed) return kExitDone;
+  if (!*parsed) return end_output();
   if (config.empty()) {
     return fail(kExitUsage, "--config is missing; give a TOML file");
   }
-  if (threads == 0 || threads < -1) {
-    return fail(kExitUsage, "--threads must be at least 1");
+  if (const auto wrong = check_threads(threads); !wrong.empty()) {
+    return fail(kExitUsage, wrong);
   }
-  if (threads > 0) sets.push_back(absl::StrCat("train.threads=", threads));
+  if (threads != kAllThreads)
+    sets.push_back(absl::StrCat("train.threads=", threads));
   absl::StatusOr<Config> loaded = load_config(config_path(config), sets);
   if (!loaded.ok()) return fail(kExitBadInput, loaded.status());
   if (print) {
-    std::cout << print_config(*loaded) << std::flush;
-    return kExitDone;
+    std::cout << print_config(*loaded);
+    return end_output();
   }
   RunRequest request;
   request.config = *std::move(loaded);

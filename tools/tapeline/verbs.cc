@@ -35,6 +35,18 @@ int fail(ExitCode code, const absl::Status& status) {
   return fail(code, std::string_view(message.data(), message.size()));
 }
 
+int end_output() {
+  std::cout.flush();
+  if (std::cout) return kExitDone;
+  return fail(kExitDisk,
+              "stdout: write failed; free some space or write elsewhere");
+}
+
+std::string_view check_threads(int64_t threads) {
+  if (threads == kAllThreads || (threads >= 1 && threads <= 1024)) return "";
+  return "--threads must be from 1 to 1024";
+}
+
 absl::StatusOr<bool> parse_or_help(Flags& flags, const Arguments& arguments) {
   for (const std::string& word : arguments) {
     if (word == "--help" || word == "-h") {

@@ -5,6 +5,8 @@
 // JSON value and nothing else.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +31,13 @@ int fail(ExitCode code, const absl::Status& status);
 // Parses; prints the help for --help. A value is the code to end with.
 absl::StatusOr<bool> parse_or_help(Flags& flags, const Arguments& arguments);
 
+// Ends a verb: what was printed reached stdout, or kExitDisk.
+int end_output();
+
+// --threads N: kAllThreads where not given.
+inline constexpr int64_t kAllThreads = std::numeric_limits<int64_t>::min();
+std::string_view check_threads(int64_t threads);  // what is wrong, or empty
+
 // The arguments of this process, program name first.
 const Arguments& command_line();
 void set_command_line(Arguments words);
@@ -38,7 +47,7 @@ std::string user_path(const std::string& path);
 // The same for data.train and --data, which may also name a built-in text.
 std::string user_corpus(const std::string& spec);
 
-// Kernels share so many threads; 0: all processors. Never changes a result.
+// Kernels share so many threads; never changes a result.
 void use_threads(int64_t threads);
 
 }  // namespace tapeline

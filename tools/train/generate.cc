@@ -10,6 +10,7 @@
 #include "runtime/check.h"
 #include "runtime/random.h"
 #include "runtime/status.h"
+#include "tools/train/exit_code.h"
 
 namespace tapeline {
 namespace {
@@ -90,6 +91,14 @@ absl::StatusOr<std::vector<int32_t>> generate(
         static_cast<int64_t>(all.size()) - static_cast<int64_t>(fresh.size());
     const std::vector<float> logits =
         last_logits(model, fresh, cached, options.cache ? &cache : nullptr);
+    if (!std::all_of(logits.begin(), logits.end(),
+                     [](float x) { return std::isfinite(x); })) {
+      return ending(kExitNotFinite,
+                    absl::OutOfRangeError(absl::StrCat(
+                        "the logits of token ", all.size(),
+                        " are not finite; use weights from before training "
+                        "diverged")));
+    }
     const int32_t id = choose_token(logits, options, static_cast<uint64_t>(i));
     out.push_back(id);
     all.push_back(id);

@@ -28,7 +28,8 @@ struct GenerateOptions {
 };
 
 // The ids after the prompt, ending with an end-of-text id if one comes. An
-// empty prompt or an id outside the vocabulary is InvalidArgument.
+// empty prompt or an id outside the vocabulary is InvalidArgument, logits that
+// are not finite OutOfRange with kExitNotFinite.
 absl::StatusOr<std::vector<int32_t>> generate(
     const LanguageModel& model, const std::vector<int32_t>& prompt,
     const GenerateOptions& options);

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/file.h"
@@ -104,12 +105,12 @@ int64_t peak_resident_bytes() {
   return bytes;
 }
 
-absl::StatusOr<bool> cut_metrics(const std::string& path, int64_t step) {
-  if (!path_exists(path)) return false;
+absl::StatusOr<MetricsCut> read_metrics(const std::string& path, int64_t step) {
+  MetricsCut cut;
+  if (!path_exists(path)) return cut;
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(path, /*max_bytes=*/uint64_t{1} << 34));
-  std::string kept;
-  bool evaluated = false;
+  std::optional<std::string> bad;  // the first line that is no record
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     if (end == std::string::npos) break;
@@ -118,18 +119,22 @@ absl::StatusOr<bool> cut_metrics(const std::string& path, int64_t step) {
     const absl::StatusOr<Json> json = parse_json(line, path);
     const Json* of = json.ok() ? json->find("step") : nullptr;
     if (of == nullptr || !of->is_integer()) {
-      return absl::DataLossError(absl::StrCat(
-          path, ": a line is no record of a step: ", line.substr(0, 60),
-          "; move the file away to go on without the history"));
+      if (!bad) bad = line.substr(0, 60);
+      continue;
+    }
+    if (bad) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": a line is no record of a step: ", *bad,
+                       "; move the file away to go on without the history"));
     }
     if (of->integer() > step) continue;
-    kept += line;
+    cut.kept += line;
     if (of->integer() == step && json->find("val_loss") != nullptr) {
-      evaluated = true;
+      cut.evaluated = true;
     }
   }
-  if (kept != text) RETURN_IF_ERROR(write_file_atomic(path, kept));
-  return evaluated;
+  cut.cuts = cut.kept != text;
+  return cut;
 }
 
 }  // namespace tapeline

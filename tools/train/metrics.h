@@ -43,9 +43,16 @@ std::string step_line(const StepRecord& record, int64_t total_steps,
 // Bytes of memory this process had resident at most (VmHWM); 0: unknown.
 int64_t peak_resident_bytes();
 
-// Rewrites a metrics file without the lines of later steps, and without a last
-// line that a crash cut; absent is fine. Says whether an evaluation of `step`
-// is among what stays.
-absl::StatusOr<bool> cut_metrics(const std::string& path, int64_t step);
+// What stays of a metrics file when its run goes on from `step`.
+struct MetricsCut {
+  std::string kept;        // the file's text from now on
+  bool cuts = false;       // it differs from what is there
+  bool evaluated = false;  // an evaluation of `step` is in it
+};
+
+// Without the lines of later steps, and without last lines that are no records,
+// which a crash leaves; absent is fine. Changes nothing. DataLoss: a line that
+// is no record has records behind it.
+absl::StatusOr<MetricsCut> read_metrics(const std::string& path, int64_t step);
 
 }  // namespace tapeline

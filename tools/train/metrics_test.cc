@@ -53,7 +53,7 @@ TEST(Metrics, NumbersThatJsonLacksAreNull) {
   EXPECT_TRUE(json.find("grad_norm")->is_null());
 }
 
-class CutMetrics : public testing::Test {
+class ReadMetrics : public testing::Test {
  protected:
   void write(const std::string& text) {
     ASSERT_TRUE(write_file_atomic(path_, text).ok());
@@ -61,22 +61,34 @@ class CutMetrics : public testing::Test {
   std::string path_ = testing::TempDir() + "/metrics.jsonl";
 };
 
-TEST_F(CutMetrics, LaterLinesAndAHalfLineGo) {
-  write(
-      "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"val_loss\": 1.0}\n"
-      "{\"step\": 3}\n{\"ste");
-  EXPECT_TRUE(cut_metrics(path_, 2).value());
-  EXPECT_EQ(read_file(path_).value(),
-            "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"val_loss\": 1.0}\n");
-  EXPECT_FALSE(cut_metrics(path_, 1).value());
-  EXPECT_EQ(read_file(path_).value(), "{\"step\": 1}\n");
+TEST_F(ReadMetrics, LaterLinesAndAHalfLineGo) {
+  const std::string two =
+      "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"val_loss\": 1.0}\n";
+  write(two + "{\"step\": 3}\n{\"ste");
+  MetricsCut cut = read_metrics(path_, 2).value();
+  EXPECT_EQ(cut.kept, two);
+  EXPECT_TRUE(cut.cuts);
+  EXPECT_TRUE(cut.evaluated);
+  cut = read_metrics(path_, 1).value();
+  EXPECT_EQ(cut.kept, "{\"step\": 1}\n");
+  EXPECT_FALSE(cut.evaluated);
+  write(two);
+  EXPECT_FALSE(read_metrics(path_, 2).value().cuts);
 }
 
-TEST_F(CutMetrics, AbsentIsFineAndForeignTextIsKept) {
-  EXPECT_FALSE(cut_metrics(path_ + ".absent", 2).value());
-  write("{\"step\": 1}\nnot ours\n");
-  EXPECT_FALSE(cut_metrics(path_, 1).ok());
-  EXPECT_EQ(read_file(path_).value(), "{\"step\": 1}\nnot ours\n");
+TEST_F(ReadMetrics, AbsentIsFine) {
+  const MetricsCut cut = read_metrics(path_ + ".absent", 2).value();
+  EXPECT_FALSE(cut.cuts);
+  EXPECT_FALSE(cut.evaluated);
+}
+
+TEST_F(ReadMetrics, ABadTailIsCutAndABadLineElsewhereAnError) {
+  write("{\"step\": 1}\n{\"step\": 1, \"va\n" + std::string(9, '\0') + "\n");
+  EXPECT_EQ(read_metrics(path_, 1).value().kept, "{\"step\": 1}\n");
+  write("{\"step\": 1}\nnot ours\n{\"step\": 2}\n");
+  const absl::Status status = read_metrics(path_, 1).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find("not ours"), std::string::npos) << status;
 }
 
 TEST(PeakResident, IsAtLeastWhatIsInUse) {

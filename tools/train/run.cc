@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -10,18 +11,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/access.h"
 #include "runtime/device.h"
 #include "runtime/file.h"
 #include "runtime/profile.h"
 #include "runtime/status.h"
 #include "tools/data/batches.h"
 #include "tools/data/corpus.h"
+#include "tools/train/console_text.h"
 #include "tools/train/evaluate.h"
 #include "tools/train/exit_code.h"
 #include "tools/train/export.h"
 #include "tools/train/generate.h"
 #include "tools/train/language_model.h"
 #include "tools/train/provenance.h"
+#include "tools/train/resume.h"
 #include "tools/train/run_folder.h"
 #include "tools/train/run_options.h"
 #include "tools/train/stop_signal.h"
@@ -36,37 +40,6 @@ double now() {
       .count();
 }
 
-// A word as a shell reads it back.
-std::string quoted(const std::string& word) {
-  const bool plain =
-      !word.empty() &&
-      word.find_first_not_of(
-          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-          "-_=./:,+@%") == std::string::npos;
-  if (plain) return word;
-  std::string out = "'";
-  for (char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
-  return out + "'";
-}
-
-std::string resume_command(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) {
-    if (word.starts_with("--resume")) continue;
-    absl::StrAppend(&out, quoted(word), " ");
-  }
-  return out + "--resume";
-}
-
-// Bytes a terminal should not get become '?'.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c != '\n' && (byte < 32 || byte >= 127)) c = '?';
-  }
-  return text;
-}
-
 class Run {
  public:
   explicit Run(const RunRequest& request)
@@ -77,8 +50,11 @@ class Run {
     set_up_device();
     RETURN_IF_ERROR(load_data());
     RETURN_IF_ERROR(make_model());
+    if (request_.resume) RETURN_IF_ERROR(find_snapshot());
+    RETURN_IF_ERROR(make_trainer());
     RETURN_IF_ERROR(open_folder());
     RETURN_IF_ERROR(loop());
+    RETURN_IF_ERROR(check_weights());
     RETURN_IF_ERROR(ending(kExitDisk, finish()));
     return ending(kExitDisk, write_profile());
   }
@@ -96,12 +72,14 @@ class Run {
   void set_up_device();
   absl::StatusOr<Corpus> corpus(const std::string& spec);
   absl::Status load_data();
-  absl::Status find_snapshot();
   absl::Status make_model();
+  absl::Status find_snapshot();
+  absl::Status make_trainer();
   absl::Status open_folder();
   absl::Status loop();
   absl::Status one_step();
   absl::Status check_finite(const StepRecord& record);
+  absl::Status check_weights();
   absl::Status report();
   absl::Status sample(const std::string& file);
   absl::Status save();
@@ -119,9 +97,10 @@ class Run {
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<Snapshot> snapshot_;
+  MetricsCut metrics_;              // what stays of an earlier process's
   std::vector<std::string> notes_;  // to say once there is a log
   std::optional<RunFolder> folder_;
-  bool evaluated_ = false;
+  bool evaluated_ = false;   // the step just done
   double step_seconds_ = 0;  // of a step, averaged
 };
 
@@ -152,29 +131,6 @@ absl::Status Run::load_data() {
   return absl::OkStatus();
 }
 
-absl::Status Run::find_snapshot() {
-  if (!request_.resume) return absl::OkStatus();
-  if (!request_.snapshot.empty()) {
-    absl::StatusOr<Snapshot> one = load_snapshot(user_path(request_.snapshot));
-    if (!one.ok()) {
-      return ending(
-          absl::IsNotFound(one.status()) ? kExitBadInput : kExitSnapshot,
-          one.status());
-    }
-    snapshot_ = *std::move(one);
-    return absl::OkStatus();
-  }
-  absl::StatusOr<Snapshot> newest = load_latest_snapshot(snapshots(), &notes_);
-  if (absl::IsNotFound(newest.status())) {
-    notes_.push_back(absl::StrCat("no snapshot in ", snapshots(),
-                                  " yet: starting from the beginning"));
-    return absl::OkStatus();
-  }
-  if (!newest.ok()) return ending(kExitSnapshot, newest.status());
-  snapshot_ = *std::move(newest);
-  return absl::OkStatus();
-}
-
 absl::Status Run::make_model() {
   const std::string from =
       c_.model.path.empty() ? "" : user_path(c_.model.path);
@@ -185,7 +141,39 @@ absl::Status Run::make_model() {
       check_vocabulary(train_, c_.data.train, model_->vocabulary()));
   RETURN_IF_ERROR(check_vocabulary(val_, c_.data.val, model_->vocabulary()));
   path_ = user_path(join_path(c_.run.dir, c_.run.name));
-  RETURN_IF_ERROR(find_snapshot());
+  return absl::OkStatus();
+}
+
+// Under the lock: nobody else changes what is chosen here.
+absl::Status Run::find_snapshot() {
+  absl::StatusOr<RunFolder> folder = RunFolder::reopen(path_);
+  if (folder.ok()) {
+    folder_.emplace(*std::move(folder));
+  } else if (absl::IsNotFound(folder.status())) {
+    // A snapshot that is named may begin a run elsewhere.
+    if (request_.snapshot.empty()) {
+      return ending(kExitSnapshot, folder.status());
+    }
+  } else {
+    return ending(
+        absl::IsUnavailable(folder.status()) ? kExitBadInput : kExitDisk,
+        folder.status());
+  }
+  ASSIGN_OR_RETURN(
+      snapshot_,
+      choose_snapshot(
+          snapshots(),
+          request_.snapshot.empty() ? "" : user_path(request_.snapshot),
+          &notes_));
+  RETURN_IF_ERROR(check_continues(*snapshot_, c_, model_config_));
+  ASSIGN_OR_RETURN(metrics_, read_metrics(join_path(path_, "metrics.jsonl"),
+                                          snapshot_->step));
+  return absl::OkStatus();
+}
+
+absl::Status Run::make_trainer() {
+  const std::string from =
+      c_.model.path.empty() ? "" : user_path(c_.model.path);
   const std::vector<NamedTensor> tensors = model_->named_tensors();
   const DType dtype = c_.compute_dtype == "bf16" ? DType::kBf16 : DType::kF32;
   if (snapshot_) {
@@ -213,15 +201,17 @@ absl::Status Run::make_model() {
 
 absl::Status Run::open_folder() {
   std::string moved;
-  absl::StatusOr<RunFolder> folder = request_.resume
-                                         ? RunFolder::reopen(path_)
-                                         : RunFolder::create(path_, &moved);
-  if (!folder.ok()) {
-    return ending(
-        absl::IsUnavailable(folder.status()) ? kExitBadInput : kExitDisk,
-        folder.status());
+  if (!folder_) {
+    absl::StatusOr<RunFolder> folder =
+        RunFolder::create(path_, print_config(c_), &moved);
+    if (!folder.ok()) {
+      const bool taken = absl::IsUnavailable(folder.status()) ||
+                         absl::IsAlreadyExists(folder.status());
+      return ending(taken ? kExitBadInput : kExitDisk, folder.status());
+    }
+    folder_.emplace(*std::move(folder));
   }
-  folder_.emplace(*std::move(folder));
+  RETURN_IF_ERROR(ending(kExitDisk, folder_->begin()));
   if (!moved.empty()) {
     folder_->say(absl::StrCat("the earlier run is now in ", moved));
   }
@@ -237,8 +227,11 @@ absl::Status Run::open_folder() {
         provenance(request_.command_line, static_cast<uint64_t>(c_.seed),
                    Device::current().threads().threads())));
     RETURN_IF_ERROR(set_aside_later_snapshots(snapshots(), step));
-    ASSIGN_OR_RETURN(evaluated_,
-                     cut_metrics(folder_->file("metrics.jsonl"), step));
+    if (metrics_.cuts) {
+      RETURN_IF_ERROR(
+          write_file_atomic(folder_->file("metrics.jsonl"), metrics_.kept));
+    }
+    evaluated_ = metrics_.evaluated;
     HostTensors host;
     return check_disk_space(snapshots(),
                             snapshot_bytes(trainer_->contents(host)),
@@ -254,14 +247,17 @@ absl::Status Run::loop() {
       c_.train.micro_batches * c_.train.seq_len, " tokens a step, ",
       Device::current().threads().threads(), " threads"));
   // What an interrupted run still owes for its last step.
-  if (snapshot_) RETURN_IF_ERROR(report());
+  if (snapshot_) {
+    RETURN_IF_ERROR(report());
+    if (stop_signal() != 0) return stop();
+  }
   while (trainer_->steps_done() < c_.train.steps) {
     RETURN_IF_ERROR(one_step());
     if (stop_signal() != 0) return stop();
     RETURN_IF_ERROR(report());
     if (stop_signal() != 0) return stop();
     if (due(c_.train.snapshot_every)) {
-      RETURN_IF_ERROR(ending(kExitDisk, save()));
+      RETURN_IF_ERROR(save());
     }
   }
   return absl::OkStatus();
@@ -330,6 +326,13 @@ absl::Status Run::report() {
                   static_cast<long long>(step), e.loss, e.bits_per_byte,
                   static_cast<long long>(e.bytes));
     folder_->say(line);
+    if (!std::isfinite(e.loss)) {
+      return ending(kExitNotFinite,
+                    absl::OutOfRangeError(absl::StrCat(
+                        "step ", step,
+                        ": the validation loss is not finite; go on from an "
+                        "earlier snapshot with a lower optimizer.lr")));
+    }
   }
   const std::string file =
       folder_->file(absl::StrCat("samples/", snapshot_name(step), ".txt"));
@@ -358,31 +361,52 @@ absl::Status Run::sample(const std::string& file) {
   return ending(kExitDisk, write_file_atomic(file, text));
 }
 
+// What is not finite is neither saved nor exported.
+absl::Status Run::check_weights() {
+  for (const NamedTensor& t : trainer_->tensors()) {
+    const auto values = read<float>(t.value());
+    const float* begin = values.view().data;
+    const float* end = begin + t.value().elements();
+    if (std::all_of(begin, end, [](float x) { return std::isfinite(x); })) {
+      continue;
+    }
+    return ending(kExitNotFinite,
+                  absl::OutOfRangeError(absl::StrCat(
+                      "step ", trainer_->steps_done(), ": weights of ", t.name,
+                      " are not finite; go on from an earlier snapshot with a "
+                      "lower optimizer.lr")));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run::save() {
   const ProfileRange range(Range::kSnapshot);
-  RETURN_IF_ERROR(folder_->sync_metrics());
+  RETURN_IF_ERROR(check_weights());
+  RETURN_IF_ERROR(ending(kExitDisk, folder_->sync_metrics()));
   HostTensors host;
   SnapshotContents contents = trainer_->contents(host);
   contents.texts["config.resolved.toml"] = print_config(c_);
   contents.texts["config.json"] = model_config_.dump(2) + "\n";
-  const SnapshotStore store = {
-      snapshots(), static_cast<int>(c_.train.keep_snapshots), c_.run.name};
+  const SnapshotStore store = {snapshots(),
+                               static_cast<int>(c_.train.keep_snapshots)};
   std::vector<std::string> warnings;
-  ASSIGN_OR_RETURN(const std::string path,
-                   save_snapshot(store, contents, &warnings));
+  RETURN_IF_ERROR(
+      ending(kExitDisk, save_snapshot(store, contents, &warnings).status()));
   for (const std::string& warning : warnings) folder_->say(warning);
   return absl::OkStatus();
 }
 
 absl::Status Run::stop() {
   const int number = stop_signal();
-  RETURN_IF_ERROR(ending(kExitDisk, save()));
+  RETURN_IF_ERROR(save());
   return ending(
       number == SIGINT ? kExitInterrupted : kExitTerminated,
       absl::CancelledError(absl::StrCat(
           "stopped by ", number == SIGINT ? "SIGINT" : "SIGTERM",
           " after step ", trainer_->steps_done(), ", saved in ", snapshots(),
-          "; go on with: ", resume_command(request_.command_line))));
+          "; go on with: ",
+          request_.base.empty() ? resume_command(request_.command_line)
+                                : "the same command and --resume behind --")));
 }
 
 absl::Status Run::finish() {

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <iostream>
@@ -30,6 +31,18 @@ absl::Status failure(std::string_view call, const std::string& path) {
                                        "; check the permissions of the folder");
   }
   return absl::InternalError(text);
+}
+
+constexpr char kSettings[] = "config.resolved.toml";
+
+// What a run leaves that was ended before it had its settings.
+bool is_beginning(const std::string& path) {
+  const absl::StatusOr<std::vector<std::string>> names = list_directory(path);
+  return names.ok() &&
+         std::all_of(names->begin(), names->end(), [](const std::string& name) {
+           return name == "run.lock" ||
+                  name.starts_with(absl::StrCat(".", kSettings));
+         });
 }
 
 absl::StatusOr<int> open_to_append(const std::string& path) {
@@ -80,9 +93,9 @@ absl::Status RunFolder::lock() {
 }
 
 absl::StatusOr<RunFolder> RunFolder::create(const std::string& path,
+                                            const std::string& settings,
                                             std::string* moved) {
-  const absl::StatusOr<std::vector<std::string>> files = list_directory(path);
-  if (path_exists(path) && !(files.ok() && files->empty())) {
+  if (path_exists(join_path(path, kSettings))) {
     // Locked while it is renamed, so that a live run keeps its folder.
     RunFolder earlier(path);
     RETURN_IF_ERROR(earlier.lock());
@@ -90,18 +103,34 @@ absl::StatusOr<RunFolder> RunFolder::create(const std::string& path,
     while (path_exists(absl::StrCat(path, ".", k))) ++k;
     *moved = absl::StrCat(path, ".", k);
     RETURN_IF_ERROR(rename_path(path, *moved));
+  } else if (path_exists(path) && !is_beginning(path)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        path, " is no run: it lacks ", kSettings,
+        "; move it away, or set run.name or run.dir to another place"));
   }
-  return reopen(path);
-}
-
-absl::StatusOr<RunFolder> RunFolder::reopen(const std::string& path) {
   RETURN_IF_ERROR(make_directories(path));
   RunFolder folder(path);
   RETURN_IF_ERROR(folder.lock());
-  RETURN_IF_ERROR(make_directories(folder.file("samples")));
-  RETURN_IF_ERROR(make_directories(folder.file("snapshots")));
-  ASSIGN_OR_RETURN(folder.log_, open_to_append(folder.file("log.txt")));
+  RETURN_IF_ERROR(write_file_atomic(folder.file(kSettings), settings));
   return folder;
+}
+
+absl::StatusOr<RunFolder> RunFolder::reopen(const std::string& path) {
+  RunFolder folder(path);
+  if (!path_exists(folder.file(kSettings))) {
+    return absl::NotFoundError(
+        absl::StrCat(path, " is no run: it lacks ", kSettings,
+                     "; train from the start without --resume"));
+  }
+  RETURN_IF_ERROR(folder.lock());
+  return folder;
+}
+
+absl::Status RunFolder::begin() {
+  RETURN_IF_ERROR(make_directories(file("samples")));
+  RETURN_IF_ERROR(make_directories(file("snapshots")));
+  ASSIGN_OR_RETURN(log_, open_to_append(file("log.txt")));
+  return absl::OkStatus();
 }
 
 void RunFolder::say(std::string_view line) {

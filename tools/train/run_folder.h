@@ -4,7 +4,8 @@
 //   snapshots/  hf/  run.lock
 //
 // One process at a time: it holds a lock on run.lock. A new run never writes
-// into an earlier run's folder: that is renamed to <folder>.1, .2, ... first.
+// into an earlier run's folder: that is renamed to <folder>.1, .2, ... first. A
+// folder without config.resolved.toml is no run's and stays as it is.
 // Lines are appended whole, by one write each.
 #pragma once
 
@@ -19,12 +20,17 @@ namespace tapeline {
 
 class RunFolder {
  public:
-  // Unavailable: another process trains there. `moved` is the new name
-  // of an earlier run's folder, if there was one.
+  // Of a new run with these settings, locked. Unavailable: another process
+  // trains there; AlreadyExists: something that is no run is there. `moved` is
+  // the new name of an earlier run's folder, if there was one.
   static absl::StatusOr<RunFolder> create(const std::string& path,
+                                          const std::string& settings,
                                           std::string* moved);
-  // The folder of the run that goes on, made where absent.
+  // Of the run that goes on, locked. Unavailable as above; NotFound: no run's
+  // folder is there.
   static absl::StatusOr<RunFolder> reopen(const std::string& path);
+  // Makes the folders within and begins the log; until then nothing is changed.
+  absl::Status begin();
 
   RunFolder(RunFolder&& other) noexcept;
   RunFolder& operator=(RunFolder&&) = delete;
