@@ -165,7 +165,7 @@ struct GradientRows {
     }
   }
 
-  // p and ds, times scale, of the pairs in range among n keys from `key`.
+  // p and scale * ds of the pairs in range among n keys from `key`.
   void score(const Problem<T>& problem, int64_t key, int n, Rows<const A> k,
              Rows<const A> v) {
     for (int m = 0; m < tile.rows; ++m) span[m] = tile.span(m, key, n);

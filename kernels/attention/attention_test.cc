@@ -279,25 +279,45 @@ TEST(Attention, NanStaysWithTheRowsThatSeeIt) {
   }
 }
 
-TEST(Attention, OneTokenWithCacheHasTheBitsOfTheWholeSequence) {
+// Decoding with a cache gives what the whole sequence gave.
+TEST(Attention, RowAloneHasTheBitsItHasAmongOthers) {
   Threads threads(1);
-  Problem<float> whole(find("ThreeHeadsPerGroup"));
-  whole.forward(threads);
-  for (int64_t t : {0, 31, 63, 64, 74}) {
-    AttentionCase one = whole.c;
-    one.range = {whole.c.range[t]};
-    Problem<float> p(one);
-    for (int64_t h = 0; h < one.heads; ++h) {
-      for (int64_t i = 0; i < one.qk_dim; ++i) {
-        p.q.view()(0, h, i) = whole.q.view()(t, h, i);
+  for (const char* name : {"ThreeHeadsPerGroup", "ScatteredRanges"}) {
+    Problem<float> whole(find(name));
+    whole.forward(threads);
+    for (int64_t t = 0; t < whole.c.tokens(); ++t) {
+      AttentionCase one = whole.c;
+      one.range = {whole.c.range[t]};
+      Problem<float> p(one);
+      for (int64_t h = 0; h < one.heads; ++h) {
+        for (int64_t i = 0; i < one.qk_dim; ++i) {
+          p.q.view()(0, h, i) = whole.q.view()(t, h, i);
+        }
       }
+      p.forward(threads);
+      EXPECT_TRUE(Bitwise(p.lse.in()[0], whole.lse.in()[t])) << t;
+      EXPECT_TRUE(Bitwise(p.o.in()[0], whole.o.in()[t])) << t;
     }
-    p.forward(threads);
-    for (int64_t h = 0; h < one.heads; ++h) {
-      EXPECT_EQ(p.lse.view()(0, h), whole.lse.view()(t, h)) << t;
-      for (int64_t i = 0; i < one.v_dim; ++i) {
-        EXPECT_EQ(p.o.view()(0, h, i), whole.o.view()(t, h, i)) << t;
+  }
+}
+
+// All rows see one key, so p = 1 and dv is the sum of all do, in f32.
+TEST(Attention, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
+  Threads threads(1);
+  AttentionCase c{"", 6, 2, 3, 5, 2, {}, 0.5};
+  c.range.assign(90, {1, 2});
+  Problem<float> p(c);
+  p.forward(threads);
+  p.backward(threads);
+  for (int64_t g = 0; g < c.groups; ++g) {
+    for (int64_t i = 0; i < c.v_dim; ++i) {
+      float sum = 0;
+      for (int64_t t = 0; t < c.tokens(); ++t) {
+        for (int64_t h = 3 * g; h < 3 * g + 3; ++h) {
+          sum += p.dout.view()(t, h, i);
+        }
       }
+      EXPECT_EQ(p.dv.view()(1, g, i), sum) << g << " " << i;
     }
   }
 }

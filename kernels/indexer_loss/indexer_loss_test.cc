@@ -235,6 +235,25 @@ TEST(IndexerLoss, GradientsEqualFiniteDifferences) {
   }
 }
 
+// All queries choose one key, ds = 1: dk is the sum of all q, in f32.
+TEST(IndexerLoss, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
+  Threads threads(1);
+  IndexerLossCase c{3, 1, 1.0, {"", 3000, 20, 1, 1, 1, 1, 0.5}};
+  c.attention.ids.assign(c.attention.tokens, 17);
+  Problem<float> p(c);
+  std::vector<double> positive = p.qi.values();
+  for (double& x : positive) x = std::abs(x) + 1;
+  p.qi.set(positive);
+  p.ki.set(std::vector<double>(20, 1));
+  p.w.set(std::vector<double>(p.T_ * 3, 1));
+  p.dscore.set(std::vector<double>(p.T_, 1));
+  p.dloss.set(std::vector<double>(p.T_, 1));
+  p.backward(threads);
+  float sum = 0;
+  for (double x : p.qi.values()) sum += static_cast<float>(x);
+  EXPECT_EQ(p.dki.view()(17, 0), sum);
+}
+
 TEST(IndexerLoss, OneWeightForAllRowsMayHaveStrideZero) {
   Threads threads(1);
   Problem<float> p(find("SmallOdd"));

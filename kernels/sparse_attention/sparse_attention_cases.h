@@ -58,8 +58,8 @@ inline std::vector<SparseAttentionCase> sparse_attention_cases() {
       select_causal(Case{"SequencesOfOne", 9, 9, 2, 6, 6, 3, 0.5},
                     {1, 1, 6, 1}),
       select_causal(Case{"MoreSlotsThanKeys", 20, 20, 2, 10, 7, 33, 0.3}, {20}),
-      select_causal(Case{"PaddingBetween", 40, 40, 4, 12, 9, 15, 0.3}, {25, 15},
-                    Padding::kBetween),
+      select_causal(Case{"PaddingBetween", 110, 110, 4, 12, 9, 100, 0.3},
+                    {85, 25}, Padding::kBetween),
       // Training on a small machine: H 4, D 80, V 64, K 64.
       select_causal(Case{"Training", 150, 150, 4, 80, 64, 64, 0.11}, {100, 50}),
       // More than one tile of keys, more heads than one block.

@@ -2,8 +2,8 @@
 // that a tile and what belongs to it fit the cache.
 #include <algorithm>
 
-#include "kernels/attention/running_softmax.h"
 #include "kernels/attention/rows.h"
+#include "kernels/attention/running_softmax.h"
 #include "kernels/attention/tile.h"
 #include "kernels/sparse_attention/selected.h"
 #include "kernels/sparse_attention/sparse_attention.h"

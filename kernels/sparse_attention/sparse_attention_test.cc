@@ -283,6 +283,22 @@ TEST(SparseAttention, PlaceOfPaddingDoesNotChangeABit) {
   EXPECT_TRUE(Bitwise(between.dkv.in(), compact.dkv.in()));
 }
 
+// All queries choose one key, so p = 1, and with one column ds = 0: dkv is the
+// sum of all do, in f32.
+TEST(SparseAttention, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
+  Threads threads(1);
+  SparseAttentionCase c{"", 500, 20, 3, 1, 1, 1, 0.5};
+  c.ids.assign(c.tokens, 17);
+  Problem<float> p(c);
+  p.forward(threads);
+  p.backward(threads);
+  float sum = 0;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    for (int64_t h = 0; h < c.heads; ++h) sum += p.dout.view()(t, h, 0);
+  }
+  EXPECT_EQ(p.dkv.view()(17, 0), sum);
+}
+
 TEST(SparseAttention, KeysThatNobodyChoseAreNotRead) {
   Threads threads(1);
   Problem<float> clean(find("AnyKeys")), p(find("AnyKeys"));
