@@ -1,9 +1,99 @@
 #include "models/config_reader.h"
 
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
+#include "runtime/edit_distance.h"
 #include "runtime/status.h"
 
 namespace tapeline {
+namespace {
+
+constexpr std::string_view kKnownKeys[] = {
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "bos_token_id",
+    "decoder_sparse_step",
+    "dtype",
+    "eos_token_id",
+    "ep_size",
+    "first_k_dense_replace",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "index_head_dim",
+    "index_n_heads",
+    "index_share_for_mtp_iteration",
+    "index_skip_topk_offset",
+    "index_topk",
+    "index_topk_freq",
+    "index_topk_pattern",
+    "indexer_rope_interleave",
+    "indexer_types",
+    "initializer_range",
+    "intermediate_size",
+    "kv_lora_rank",
+    "max_position_embeddings",
+    "mlp_bias",
+    "mlp_layer_types",
+    "mlp_only_layers",
+    "model_type",
+    "moe_intermediate_size",
+    "moe_layer_freq",
+    "moe_router_dtype",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_attention_heads",
+    "num_experts",
+    "num_experts_per_tok",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_local_experts",
+    "num_nextn_predict_layers",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "q_lora_rank",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "rms_norm_eps",
+    "rope_interleave",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "routed_scaling_factor",
+    "router_aux_loss_coef",
+    "scoring_func",
+    "sliding_window",
+    "tie_word_embeddings",
+    "topk_group",
+    "topk_method",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_sliding_window",
+    "v_head_dim",
+    "vocab_size",
+};
+
+}  // namespace
+
+absl::Status check_known_keys(const Json& json) {
+  const std::vector<std::string> known(std::begin(kKnownKeys),
+                                       std::end(kKnownKeys));
+  for (const auto& [key, value] : json.object()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown key 'model.", key, "'", suggestion(key, known)));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status ConfigReader::error(const std::string& what) const {
   return absl::InvalidArgumentError(absl::StrCat("model config: ", what));
@@ -15,7 +105,8 @@ const Json* ConfigReader::find(const char* key) const {
 }
 
 absl::StatusOr<int64_t> ConfigReader::integer(const char* key, int64_t fallback,
-                                              int64_t least) const {
+                                              int64_t least,
+                                              int64_t most) const {
   const Json* value = find(key);
   if (value == nullptr) return fallback;
   if (!value->is_integer()) {
@@ -25,17 +116,21 @@ absl::StatusOr<int64_t> ConfigReader::integer(const char* key, int64_t fallback,
     return error(absl::StrCat(key, " is ", value->integer(),
                               ", the least allowed is ", least));
   }
+  if (value->integer() > most) {
+    return error(absl::StrCat(key, " is ", value->integer(),
+                              ", the most allowed is ", most));
+  }
   return value->integer();
 }
 
 absl::StatusOr<int64_t> ConfigReader::aliased(
-    std::initializer_list<const char*> keys, int64_t fallback,
-    int64_t least) const {
+    std::initializer_list<const char*> keys, int64_t fallback, int64_t least,
+    int64_t most) const {
   const char* first = nullptr;
   int64_t found = fallback;
   for (const char* key : keys) {
     if (find(key) == nullptr) continue;
-    ASSIGN_OR_RETURN(const int64_t value, integer(key, fallback, least));
+    ASSIGN_OR_RETURN(const int64_t value, integer(key, fallback, least, most));
     if (first != nullptr && value != found) {
       return error(absl::StrCat(first, " is ", found, ", but ", key, " is ",
                                 value, "; they are one thing"));
@@ -53,7 +148,19 @@ absl::StatusOr<double> ConfigReader::number(const char* key,
   if (!value->is_number()) {
     return error(absl::StrCat(key, " is ", value->dump(), ", not a number"));
   }
+  if (!std::isfinite(value->number())) {
+    return error(absl::StrCat(key, " is not finite"));
+  }
   return value->number();
+}
+
+absl::StatusOr<double> ConfigReader::positive(const char* key,
+                                              double fallback) const {
+  ASSIGN_OR_RETURN(const double value, number(key, fallback));
+  if (!(value > 0)) {
+    return error(absl::StrCat(key, " is ", value, ", it must be positive"));
+  }
+  return value;
 }
 
 absl::StatusOr<bool> ConfigReader::boolean(const char* key,
@@ -118,6 +225,10 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
   RopeConfig rope;
   rope.dim = dim;
   ASSIGN_OR_RETURN(rope.theta, number("rope_theta", rope.theta));
+  if (!(rope.theta > 1)) {
+    return error(
+        absl::StrCat("rope_theta is ", rope.theta, ", it must be above 1"));
+  }
   const Json* object = find("rope_parameters");
   if (object == nullptr) object = find("rope_scaling");
   if (object == nullptr) return rope;
@@ -140,18 +251,30 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
   ASSIGN_OR_RETURN(const std::string type, r.string("rope_type", old_type));
   if (type == "default") return rope;
   ASSIGN_OR_RETURN(rope.factor, r.number("factor", 1));
-  ASSIGN_OR_RETURN(rope.original_max_position,
-                   r.integer("original_max_position_embeddings", 0, 0));
+  ASSIGN_OR_RETURN(
+      rope.original_max_position,
+      r.integer("original_max_position_embeddings", 0, 0, int64_t{1} << 31));
+  if (!(rope.factor >= 1) || rope.original_max_position == 0) {
+    return error(absl::StrCat("rope type ", type, " wants factor >= 1 and ",
+                              "original_max_position_embeddings > 0, they are ",
+                              rope.factor, " and ",
+                              rope.original_max_position));
+  }
   if (type == "llama3") {
     rope.scaling = RopeConfig::Scaling::kLlama3;
-    ASSIGN_OR_RETURN(rope.low_freq_factor, r.number("low_freq_factor", 1));
-    ASSIGN_OR_RETURN(rope.high_freq_factor, r.number("high_freq_factor", 4));
+    ASSIGN_OR_RETURN(rope.low_freq_factor, r.positive("low_freq_factor", 1));
+    ASSIGN_OR_RETURN(rope.high_freq_factor, r.positive("high_freq_factor", 4));
+    if (rope.high_freq_factor <= rope.low_freq_factor) {
+      return error(absl::StrCat("high_freq_factor is ", rope.high_freq_factor,
+                                ", but low_freq_factor is ",
+                                rope.low_freq_factor));
+    }
     return rope;
   }
   if (type == "yarn") {
     rope.scaling = RopeConfig::Scaling::kYarn;
-    ASSIGN_OR_RETURN(rope.beta_fast, r.number("beta_fast", 32));
-    ASSIGN_OR_RETURN(rope.beta_slow, r.number("beta_slow", 1));
+    ASSIGN_OR_RETURN(rope.beta_fast, r.positive("beta_fast", 32));
+    ASSIGN_OR_RETURN(rope.beta_slow, r.positive("beta_slow", 1));
     return rope;
   }
   return error(absl::StrCat("rope_type is '", type,

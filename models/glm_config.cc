@@ -10,6 +10,10 @@
 namespace tapeline {
 namespace {
 
+// What the kernels take (kernels/*/*.h); models do not see those headers.
+constexpr int64_t kMostLayers = 4096, kMostExperts = 1024, kMostPerToken = 64,
+                  kMostSelected = 8192, kMostKeyDim = 640;
+
 // full(i) of the IndexCache rule: arXiv 2603.12201.
 bool full_by_rule(int64_t layer, int64_t frequency, int64_t offset) {
   return std::max<int64_t>(layer - offset + 1, 0) % frequency == 0;
@@ -107,8 +111,9 @@ absl::Status read_mlp_types(ConfigReader& r, GlmConfig& c) {
 absl::Status read_experts(ConfigReader& r, GlmConfig& c) {
   ASSIGN_OR_RETURN(c.experts, r.aliased({"n_routed_experts", "num_experts",
                                          "num_local_experts"},
-                                        256, 1));
-  ASSIGN_OR_RETURN(c.experts_per_token, r.integer("num_experts_per_tok", 8, 1));
+                                        256, 1, kMostExperts));
+  ASSIGN_OR_RETURN(c.experts_per_token,
+                   r.integer("num_experts_per_tok", 8, 1, kMostPerToken));
   ASSIGN_OR_RETURN(c.shared_experts, r.integer("n_shared_experts", 1, 0));
   ASSIGN_OR_RETURN(const int64_t groups, r.integer("n_group", 1, 1));
   ASSIGN_OR_RETURN(const int64_t top_groups, r.integer("topk_group", 1, 1));
@@ -150,9 +155,11 @@ absl::Status read_attention(ConfigReader& r, GlmConfig& c) {
                                 "; latent attention has no key groups"));
   }
   ASSIGN_OR_RETURN(c.query_rank, r.integer("q_lora_rank", 2048, 1));
-  ASSIGN_OR_RETURN(c.latent_rank, r.integer("kv_lora_rank", 512, 1));
+  ASSIGN_OR_RETURN(c.latent_rank,
+                   r.integer("kv_lora_rank", 512, 1, kMostKeyDim));
   ASSIGN_OR_RETURN(c.nope_dim, r.integer("qk_nope_head_dim", 192, 1));
-  ASSIGN_OR_RETURN(c.rope_dim, r.integer("qk_rope_head_dim", 64, 2));
+  ASSIGN_OR_RETURN(c.rope_dim,
+                   r.integer("qk_rope_head_dim", 64, 2, kMostKeyDim));
   ASSIGN_OR_RETURN(c.value_dim, r.integer("v_head_dim", 256, 1));
   ASSIGN_OR_RETURN(const int64_t qk,
                    r.integer("qk_head_dim", c.nope_dim + c.rope_dim, 1));
@@ -162,12 +169,19 @@ absl::Status read_attention(ConfigReader& r, GlmConfig& c) {
                                 c.nope_dim + c.rope_dim));
   }
   ASSIGN_OR_RETURN(c.index_heads, r.integer("index_n_heads", 32, 1));
-  ASSIGN_OR_RETURN(c.index_dim, r.integer("index_head_dim", 128, 2));
-  ASSIGN_OR_RETURN(const int64_t top_k, r.integer("index_topk", 2048, 1));
+  ASSIGN_OR_RETURN(c.index_dim,
+                   r.integer("index_head_dim", 128, 2, kMostKeyDim));
+  ASSIGN_OR_RETURN(const int64_t top_k,
+                   r.integer("index_topk", 2048, 1, kMostSelected));
   c.index_top_k = static_cast<int>(top_k);
   if (c.index_dim < c.rope_dim) {
     return r.error(absl::StrCat("index_head_dim is ", c.index_dim,
                                 ", less than qk_rope_head_dim ", c.rope_dim));
+  }
+  if (c.latent_rank + c.rope_dim > kMostKeyDim) {
+    return r.error(absl::StrCat("kv_lora_rank + qk_rope_head_dim is ",
+                                c.latent_rank + c.rope_dim,
+                                ", the most allowed is ", kMostKeyDim));
   }
   if (c.rope_dim % 2 != 0) {
     return r.error(
@@ -189,17 +203,22 @@ absl::StatusOr<GlmConfig> GlmConfig::parse(const Json& json) {
   c.hf = json;
   ASSIGN_OR_RETURN(c.vocabulary, r.integer("vocab_size", 154880, 1));
   ASSIGN_OR_RETURN(c.dim, r.integer("hidden_size", 6144, 1));
-  ASSIGN_OR_RETURN(c.layers, r.integer("num_hidden_layers", 78, 1));
+  ASSIGN_OR_RETURN(c.layers,
+                   r.integer("num_hidden_layers", 78, 1, kMostLayers));
   ASSIGN_OR_RETURN(c.dense_hidden, r.integer("intermediate_size", 12288, 1));
   ASSIGN_OR_RETURN(c.expert_hidden,
                    r.integer("moe_intermediate_size", 2048, 1));
-  ASSIGN_OR_RETURN(c.eps, r.number("rms_norm_eps", 1e-5));
+  ASSIGN_OR_RETURN(c.eps, r.positive("rms_norm_eps", 1e-5));
   ASSIGN_OR_RETURN(const int64_t mtp,
-                   r.integer("num_nextn_predict_layers", 0, 0));
+                   r.integer("num_nextn_predict_layers", 0, 0, kMostLayers));
   c.mtp_layers = static_cast<int>(mtp);
   c.mtp_depths = c.mtp_layers;
   ASSIGN_OR_RETURN(c.tied_head, r.boolean("tie_word_embeddings", false));
   ASSIGN_OR_RETURN(c.initializer_std, r.number("initializer_range", 0.02));
+  if (c.initializer_std < 0) {
+    return r.error(absl::StrCat("initializer_range is ", c.initializer_std,
+                                ", it must not be negative"));
+  }
   ASSIGN_OR_RETURN(c.padding_id, r.integer("pad_token_id", -1, -1));
   if (c.padding_id >= c.vocabulary) {
     return r.error(absl::StrCat("pad_token_id is ", c.padding_id,

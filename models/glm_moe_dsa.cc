@@ -180,6 +180,13 @@ void GlmMoeDsa::apply_training_choices() {
       }
     }
   });
+  // Prediction layers that no depth of this run reaches keep their values: an
+  // optimizer would decay them.
+  for (int i = c->mtp_depths; i < c->mtp_layers; ++i) {
+    for (auto& [path, parameter] : parameters(mtp[i])) {
+      parameter->set_trainable(false);
+    }
+  }
 }
 
 std::vector<NamedTensor> GlmMoeDsa::named_tensors() {

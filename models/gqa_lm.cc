@@ -49,9 +49,9 @@ absl::StatusOr<GqaLmConfig> GqaLmConfig::parse_shared(const Json& json) {
   c.hf = json;
   ASSIGN_OR_RETURN(c.vocabulary, r.integer("vocab_size", 151936, 1));
   ASSIGN_OR_RETURN(c.dim, r.integer("hidden_size", 2048, 1));
-  ASSIGN_OR_RETURN(c.layers, r.integer("num_hidden_layers", 24, 1));
+  ASSIGN_OR_RETURN(c.layers, r.integer("num_hidden_layers", 24, 1, 4096));
   ASSIGN_OR_RETURN(c.dense_hidden, r.integer("intermediate_size", 6144, 1));
-  ASSIGN_OR_RETURN(c.eps, r.number("rms_norm_eps", 1e-6));
+  ASSIGN_OR_RETURN(c.eps, r.positive("rms_norm_eps", 1e-6));
   ASSIGN_OR_RETURN(c.tied_head, r.boolean("tie_word_embeddings", false));
   ASSIGN_OR_RETURN(c.initializer_std, r.number("initializer_range", 0.02));
   ASSIGN_OR_RETURN(c.padding_id, r.integer("pad_token_id", -1, -1));
@@ -70,7 +70,7 @@ absl::StatusOr<GqaLmConfig> GqaLmConfig::parse_shared(const Json& json) {
                                 ", which does not divide ",
                                 "num_attention_heads ", a.heads));
   }
-  ASSIGN_OR_RETURN(a.head_dim, r.integer("head_dim", c.dim / a.heads, 1));
+  ASSIGN_OR_RETURN(a.head_dim, r.integer("head_dim", c.dim / a.heads, 1, 640));
   if (a.head_dim % 2 != 0) {
     return r.error(absl::StrCat("head_dim is ", a.head_dim, ", which is odd"));
   }

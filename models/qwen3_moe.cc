@@ -16,9 +16,10 @@ absl::StatusOr<GqaLmConfig> parse_qwen3_moe(const Json& json) {
   m.dim = c.dim;
   ASSIGN_OR_RETURN(m.experts, r.aliased({"num_experts", "n_routed_experts",
                                          "num_local_experts"},
-                                        128, 1));
+                                        128, 1, 1024));
   ASSIGN_OR_RETURN(m.hidden, r.integer("moe_intermediate_size", 768, 1));
-  ASSIGN_OR_RETURN(const int64_t top_k, r.integer("num_experts_per_tok", 8, 1));
+  ASSIGN_OR_RETURN(const int64_t top_k,
+                   r.integer("num_experts_per_tok", 8, 1, 64));
   // transformers' default is false, released models say true.
   ASSIGN_OR_RETURN(const bool normalize, r.boolean("norm_topk_prob", false));
   if (top_k > m.experts) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "models/config_reader.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
 
@@ -86,6 +87,8 @@ ModelChoices model_choices(const Config& c) {
 absl::StatusOr<Json> model_config(const Config& c,
                                   const std::string& model_path) {
   Json json = Json::Object();
+  // A Hugging Face file may hold any key; one written by hand may not.
+  RETURN_IF_ERROR(check_known_keys(c.model.keys));
   if (!model_path.empty()) {
     ASSIGN_OR_RETURN(json, read_json(join_path(model_path, "config.json")));
   }

@@ -1,0 +1,379 @@
+// What a run leaves, and what the other verbs make of it.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/file.h"
+#include "runtime/json.h"
+#include "runtime/safetensors.h"
+#include "tests/cli/child.h"
+#include "tests/cli/expect.h"
+
+namespace tapeline {
+namespace {
+
+// --- A trained run and its files
+
+// Trained once for all tests that only look.
+class Trained : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TempFolder;
+    config_ = new std::string(small_config(*folder_));
+    result_ = new ChildResult(tapeline_run({"train", "--config", *config_}));
+  }
+  static void TearDownTestSuite() {
+    delete result_;
+    delete config_;
+    delete folder_;
+  }
+  static std::string run(const std::string& name) {
+    return *folder_ / ("runs/small/" + name);
+  }
+
+  static TempFolder* folder_;
+  static std::string* config_;
+  static ChildResult* result_;
+};
+TempFolder* Trained::folder_;
+std::string* Trained::config_;
+ChildResult* Trained::result_;
+
+TEST_F(Trained, EndsWith0AndLeavesTheDocumentedFiles) {
+  EXPECT_EQ(result_->code, 0) << result_->err;
+  EXPECT_EQ(result_->err, "");
+  EXPECT_EQ(list_directory(run("")).value(),
+            (Words{"config.resolved.toml", "hf", "log.txt", "metrics.jsonl",
+                   "provenance.json", "run.lock", "samples", "snapshots"}));
+  EXPECT_EQ(list_directory(run("snapshots")).value(),
+            (Words{"LATEST", "step_0000004", "step_0000006"}));
+  EXPECT_EQ(list_directory(run("samples")).value(), Words{"step_0000006.txt"});
+  EXPECT_EQ(list_directory(run("hf")).value(),
+            (Words{"config.json", "model.safetensors"}));
+  EXPECT_EQ(read_file(run("log.txt")).value(), result_->out);
+}
+
+TEST_F(Trained, MetricsHaveTheDocumentedKeysInOrder) {
+  const Words step_keys = {"step",
+                           "time_unix",
+                           "loss",
+                           "lm_loss",
+                           "mtp_loss",
+                           "balance_loss",
+                           "z_loss",
+                           "indexer_loss",
+                           "lr",
+                           "grad_norm",
+                           "tokens",
+                           "tokens_per_s",
+                           "step_ms",
+                           "pool_peak_bytes",
+                           "pinned_bytes",
+                           "offload_bytes",
+                           "offload_exposed_ms",
+                           "replays",
+                           "rss_peak_bytes",
+                           "bubble_measured",
+                           "bubble_simulated",
+                           "skipped",
+                           "grad_hash",
+                           "param_hash"};
+  int steps = 0, evaluations = 0;
+  double previous = INFINITY;
+  for (const Json& row : lines_of(run("metrics.jsonl"))) {
+    if (row.find("val_loss") != nullptr) {
+      EXPECT_EQ(keys(row),
+                (Words{"step", "val_loss", "val_bits_per_byte", "val_bytes"}));
+      EXPECT_EQ(row.find("val_bytes")->integer(),
+                static_cast<int64_t>(sample_text(200).size()));
+      EXPECT_NEAR(row.find("val_bits_per_byte")->number(),
+                  row.find("val_loss")->number() / std::log(2), 1e-12);
+      EXPECT_LT(row.find("val_loss")->number(), previous);
+      previous = row.find("val_loss")->number();
+      ++evaluations;
+      continue;
+    }
+    EXPECT_EQ(keys(row), step_keys);
+    EXPECT_EQ(row.find("step")->integer(), ++steps);
+    EXPECT_EQ(row.find("tokens")->integer(), 128 * steps);
+    EXPECT_EQ(row.find("param_hash")->string().size(), 32u);
+    double parts = 0;
+    for (const char* part :
+         {"lm_loss", "mtp_loss", "balance_loss", "z_loss", "indexer_loss"}) {
+      EXPECT_GT(row.find(part)->number(), 0) << part;
+      parts += row.find(part)->number();
+    }
+    EXPECT_NEAR(row.find("loss")->number(), parts, 1e-12);
+    EXPECT_EQ(row.find("replays")->integer(), 0);
+    EXPECT_TRUE(row.find("bubble_measured")->is_null());
+  }
+  EXPECT_EQ(steps, 6);
+  EXPECT_EQ(evaluations, 2);
+}
+
+TEST_F(Trained, ExportHasEveryTensorAndEveryKey) {
+  const Json config = read_json(run("hf/config.json")).value();
+  EXPECT_EQ(config.find("model_type")->string(), "glm_moe_dsa");
+  EXPECT_EQ(config.find("index_topk")->integer(), 16);
+  EXPECT_EQ(config.find("dtype")->string(), "float32");
+  const SafetensorsReader reader = SafetensorsReader::open(run("hf")).value();
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight",
+                           "model.layers.2.mlp.gate.e_score_correction_bias",
+                           "model.layers.3.eh_proj.weight",
+                           "model.layers.3.self_attn.indexer.wq_b.weight",
+                           "model.layers.1.mlp.experts.3.down_proj.weight"}) {
+    EXPECT_NE(reader.find(name), nullptr) << name;
+  }
+  EXPECT_EQ(reader.find("model.layers.2.self_attn.indexer.wk.weight"), nullptr);
+  EXPECT_EQ(reader.metadata().at("format"), "pt");
+}
+
+TEST_F(Trained, EvalAgreesWithTheLastEvaluationOfTheRun) {
+  const ChildResult r = tapeline_run({"eval", "--model", run("hf"), "--data",
+                                      *folder_ / "text.txt", "--json"});
+  EXPECT_EQ(r.code, 0) << r.err;
+  const Json json = json_of(r.out);
+  EXPECT_EQ(keys(json),
+            (Words{"schema", "loss", "bits_per_byte", "bytes", "tokens"}));
+  EXPECT_EQ(json.find("schema")->integer(), 1);
+  const Json last = lines_of(run("metrics.jsonl")).back();
+  EXPECT_EQ(json.find("bits_per_byte")->number(),
+            last.find("val_bits_per_byte")->number());
+  EXPECT_EQ(json.find("bytes")->integer(), last.find("val_bytes")->integer());
+}
+
+TEST_F(Trained, GenerationIsTheSameWithAndWithoutTheCache) {
+  for (const char* temperature : {"0", "0.9"}) {
+    const Words words = {
+        "generate",      "--model",      run("hf"), "--prompt",
+        "the king went", "--max_tokens", "40",      "--temperature",
+        temperature,     "--seed",       "5",       "--json"};
+    const ChildResult cached = tapeline_run(words);
+    const ChildResult plain = tapeline_run(words + Words{"--no_cache"});
+    EXPECT_EQ(cached.code, 0) << cached.err;
+    EXPECT_EQ(cached.out, plain.out);
+    const Json json = json_of(cached.out);
+    EXPECT_EQ(keys(json), (Words{"schema", "prompt_ids", "ids", "text"}));
+    EXPECT_EQ(json.find("prompt_ids")->array().size(), 13u);
+    EXPECT_EQ(json.find("ids")->array().size(), 40u);
+  }
+}
+
+TEST_F(Trained, SeedsChooseTheSample) {
+  const auto text = [&](const std::string& seed) {
+    return tapeline_run({"generate", "--model", run("hf"), "--prompt", "a",
+                         "--temperature=1", "--seed=" + seed})
+        .out;
+  };
+  EXPECT_EQ(text("1"), text("1"));
+  EXPECT_NE(text("1"), text("2"));
+}
+
+TEST_F(Trained, RelativePathsAreThoseOfTheUserUnderBazelRun) {
+  const ChildResult r = tapeline_run(
+      {"eval", "--model", "runs/small/hf", "--data", "text.txt"},
+      {.environment = {{"BUILD_WORKING_DIRECTORY", folder_->path()}},
+       .folder = {},
+       .before_exec = {}});
+  EXPECT_EQ(r.code, 0) << r.err;
+}
+
+TEST_F(Trained, FineTunesFromAFolder) {
+  const ChildResult r = tapeline_run(
+      {"train", "--config", *config_, "--set", "run.name=tuned", "--set",
+       "train.steps=1", "--set", "model.path=\"" + run("hf") + "\""});
+  EXPECT_EQ(r.code, 0) << r.err;
+  const double first = lines_of(*folder_ / "runs/tuned/metrics.jsonl")[0]
+                           .find("lm_loss")
+                           ->number();
+  EXPECT_LT(first, 4.5);  // not ln 256 = 5.5
+}
+
+TEST_F(Trained, ANewRunMovesTheEarlierOneAside) {
+  const TempFolder folder;
+  const Words words = {"train",         "--config",      small_config(folder),
+                       "--set",         "train.steps=1", "--set",
+                       "run.name=twice"};
+  ASSERT_EQ(tapeline_run(words).code, 0);
+  const auto before = files_below(folder / "runs/twice");
+  const ChildResult again = tapeline_run(words);
+  EXPECT_EQ(again.code, 0);
+  EXPECT_NE(again.out.find("twice.1"), std::string::npos);
+  std::map<std::string, std::string> moved;
+  for (const auto& [path, bytes] : files_below(folder / "runs/twice.1")) {
+    moved[folder / "runs/twice" +
+          path.substr((folder / "runs/twice.1").size())] = bytes;
+  }
+  EXPECT_EQ(moved, before);
+}
+
+TEST_F(Trained, AFullStdoutEndsWith74) {
+  for (const Words& words : std::vector<Words>{
+           {"generate", "--model", run("hf"), "--prompt", "a"},
+           {"eval", "--model", run("hf"), "--data", *folder_ / "text.txt"},
+           {"train", "--config", *config_, "--print_config"},
+           {"--help"}}) {
+    const ChildResult r = tapeline_run(
+        words, {.environment = {}, .folder = {}, .before_exec = [] {
+                  dup2(::open("/dev/full", O_WRONLY), STDOUT_FILENO);
+                }});
+    expect_failure(r, 74, {"stdout"});
+  }
+}
+
+TEST(Train, AFolderThatIsNoRunStaysAsItIs) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  folder.write("runs/small/thesis.txt", "years of work");
+  const auto before = files_below(folder.path());
+  expect_failure(tapeline_run({"train", "--config", config}), 2,
+                 {"runs/small is no run", "move it away"});
+  EXPECT_EQ(files_below(folder.path()), before);
+}
+
+// Threads whose stacks cannot be had: the library throws.
+TEST(Train, AnExceptionOfALibraryIsOneLine) {
+  const TempFolder folder;
+  const ChildResult r =
+      tapeline_run({"train", "--config", small_config(folder), "--threads=2"},
+                   {.environment = {{"OPENBLAS_NUM_THREADS", "1"}},
+                    .folder = {},
+                    .before_exec = [] {
+                      rlimit stack = {};
+                      getrlimit(RLIMIT_STACK, &stack);
+                      stack.rlim_cur = rlim_t{1} << 40;
+                      const rlimit space = {rlim_t{1} << 33, rlim_t{1} << 33};
+                      if (setrlimit(RLIMIT_STACK, &stack) != 0) _exit(99);
+                      setrlimit(RLIMIT_AS, &space);
+                    }});
+  if (r.code == 99) GTEST_SKIP() << "the stack's limit is fixed";
+  expect_failure(r, 70, {"the system refused a resource"});
+}
+
+TEST(Train, SequencesShorterThanTheSelectionWork) {
+  const TempFolder folder;
+  const ChildResult r =
+      tapeline_run({"train", "--config", small_config(folder), "--set",
+                    "train.seq_len=12", "--set", "train.steps=2"});
+  EXPECT_EQ(r.code, 0) << r.err;
+}
+
+TEST(Train, OtherFamiliesTrainAndGenerate) {
+  const TempFolder folder;
+  std::string config = read_file(small_config(folder)).value();
+  config.resize(config.find("[loss]"));
+  for (const char* keys :
+       {"model_type = \"qwen3\"", "model_type = \"llama\"",
+        "model_type = \"qwen3_moe\"\nnum_experts = 4\n"
+        "num_experts_per_tok = 2\nmoe_intermediate_size = 16"}) {
+    SCOPED_TRACE(keys);
+    const std::string path = folder.write(
+        "family.toml",
+        config +
+            "[model]\nvocab_size = 256\nmax_position_embeddings = 64\n"
+            "hidden_size = 32\nnum_hidden_layers = 2\nhead_dim = 16\n"
+            "num_attention_heads = 2\nnum_key_value_heads = 1\n"
+            "intermediate_size = 48\n" +
+            keys + "\n");
+    const ChildResult r =
+        tapeline_run({"train", "--config", path, "--set", "train.steps=3"});
+    EXPECT_EQ(r.code, 0) << r.err;
+    const ChildResult g =
+        tapeline_run({"generate", "--model", folder / "runs/small/hf",
+                      "--prompt", "and ", "--max_tokens", "4", "--json"});
+    EXPECT_EQ(g.code, 0) << g.err;
+    EXPECT_EQ(json_of(g.out).find("ids")->array().size(), 4u);
+  }
+}
+
+TEST(Train, OutOfMemoryEndsWith70AndSaysWhatItWasFor) {
+  const TempFolder folder;
+  const ChildResult r =
+      tapeline_run({"train", "--config", small_config(folder), "--set",
+                    "model.intermediate_size=4000000"},
+                   {.environment = {}, .folder = {}, .before_exec = [] {
+                      const rlimit limit = {rlim_t{1} << 30, rlim_t{1} << 30};
+                      setrlimit(RLIMIT_AS, &limit);
+                    }});
+  expect_failure(r, 70, {"out of memory"});
+}
+
+TEST(Train, ProfileAndTraceAreWritten) {
+  const TempFolder folder;
+  const ChildResult r = tapeline_run(
+      {"train", "--config", small_config(folder), "--set", "train.steps=1",
+       "--set", "debug.profile=true", "--set", "debug.trace=true"});
+  EXPECT_EQ(r.code, 0) << r.err;
+  for (const char* range : {"step", "forward", "backward", "optimizer"}) {
+    EXPECT_NE(r.out.find(range), std::string::npos) << range;
+  }
+  const Json trace = read_json(folder / "runs/small/trace/rank0.json").value();
+  EXPECT_GT(trace.find("traceEvents")->array().size(), 4u);
+}
+
+// --- Not finite
+
+TEST(NotFinite, BeyondTheBudgetTheCodeIs71) {
+  const TempFolder folder;
+  // A learning rate at which the first update already overflows.
+  const Words words = {"train",
+                       "--config",
+                       small_config(folder),
+                       "--set",
+                       "optimizer.name=adamw",
+                       "--set",
+                       "optimizer.lr=1e38",
+                       "--set",
+                       "train.max_skipped=2",
+                       "--set",
+                       "train.snapshot_every=0"};
+  expect_failure(
+      tapeline_run(words), 71,
+      {"step 4", "3 steps were not finite", "train.max_skipped = 2"});
+  const std::vector<Json> rows = lines_of(folder / "runs/small/metrics.jsonl");
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[3].find("skipped")->integer(), 3);
+  EXPECT_TRUE(rows[3].find("loss")->is_null());
+  EXPECT_EQ(rows[3].find("param_hash")->string(),
+            rows[0].find("param_hash")->string());
+}
+
+TEST(NotFinite, AtTheEndTheCodeIs71AndNothingIsSavedOrExported) {
+  // The only step makes weights at which the loss, or they themselves, are not
+  // finite.
+  for (const Words& more : std::vector<Words>{
+           {"--set", "optimizer.lr=1e38"},
+           {"--set", "optimizer.lr=1e60", "--set", "data.val=\"\""}}) {
+    const TempFolder folder;
+    expect_failure(
+        tapeline_run(Words{"train", "--config", small_config(folder), "--set",
+                           "optimizer.name=adamw", "--set", "train.steps=1"} +
+                     more),
+        71, {"finite"});
+    EXPECT_FALSE(path_exists(folder / "runs/small/hf"));
+    EXPECT_EQ(list_directory(folder / "runs/small/snapshots").value(), Words{});
+  }
+}
+
+TEST(NotFinite, AnomalyModeNamesOperationLayerAndPhase) {
+  const TempFolder folder;
+  const Words words = {"train",
+                       "--config",
+                       small_config(folder),
+                       "--set",
+                       "optimizer.name=adamw",
+                       "--set",
+                       "optimizer.lr=1e38",
+                       "--set",
+                       "debug.anomaly=true"};
+  expect_failure(tapeline_run(words), 71, {"step 2: ", "forward of ", " at "});
+}
+
+}  // namespace
+}  // namespace tapeline
