@@ -96,6 +96,11 @@ class Resume : public testing::Test {
     EXPECT_EQ(r.code, 0) << r.err;
     EXPECT_EQ(r.err, "");
     expect_same_outcome();
+    // Nothing stays of what a killed process was writing.
+    for (const auto& [path, bytes] : files_below(run())) {
+      EXPECT_EQ(path.find(".tmp-"), std::string::npos) << path;
+      EXPECT_EQ(path.find(".old-"), std::string::npos) << path;
+    }
   }
 
   static TempFolder* reference_folder_;
