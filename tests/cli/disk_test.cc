@@ -185,6 +185,13 @@ TEST_F(Disk, OneThatFillsUpKeepsTheEarlierSnapshot) {
   EXPECT_EQ(train({}, {"--resume"}).code, 0);
 }
 
+TEST_F(Disk, MetricsThatDoNotFitEndWith74) {
+  const ChildResult r =
+      train([&] { limit_files(8 << 10); },
+            {"--set", "train.steps=40", "--set", "train.snapshot_every=0"});
+  expect_failure(r, 74, {"metrics.jsonl", "File too large"});
+}
+
 TEST_F(Disk, ErrorsOfAnyWriteEndWith74) {
   for (const char* fault : {"enospc:1+", "eio:20+", "enospc:40+"}) {
     SCOPED_TRACE(fault);
