@@ -33,12 +33,12 @@ struct Voidify {
 
 }  // namespace tapeline::internal
 
-#define CHECK(condition)                                        \
-  (condition) ? (void)0                                         \
-              : ::tapeline::internal::Voidify() &               \
-                    ::tapeline::internal::CheckFailure(         \
-                        __FILE__, __LINE__, #condition)         \
-                        .stream()
+#define CHECK(condition)                                                       \
+  (condition)                                                                  \
+      ? (void)0                                                                \
+      : ::tapeline::internal::Voidify() &                                      \
+            ::tapeline::internal::CheckFailure(__FILE__, __LINE__, #condition) \
+                .stream()
 
 #define TAPELINE_CHECK_OP(a, op, b) \
   CHECK((a)op(b)) << "(" << (a) << " vs " << (b) << ") "

@@ -35,28 +35,41 @@ static_assert(sizeof(bf16) == 2);
 
 // What sums and statistics of T are kept in.
 template <class T>
-using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+using Accumulator =
+    std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return 4;
-    case DType::kBf16: return 2;
-    case DType::kF64: return 8;
-    case DType::kI32: return 4;
-    case DType::kI64: return 8;
-    case DType::kU8: return 1;
+    case DType::kF32:
+      return 4;
+    case DType::kBf16:
+      return 2;
+    case DType::kF64:
+      return 8;
+    case DType::kI32:
+      return 4;
+    case DType::kI64:
+      return 8;
+    case DType::kU8:
+      return 1;
   }
   return 0;
 }
 
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "f32";
-    case DType::kBf16: return "bf16";
-    case DType::kF64: return "f64";
-    case DType::kI32: return "i32";
-    case DType::kI64: return "i64";
-    case DType::kU8: return "u8";
+    case DType::kF32:
+      return "f32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kF64:
+      return "f64";
+    case DType::kI32:
+      return "i32";
+    case DType::kI64:
+      return "i64";
+    case DType::kU8:
+      return "u8";
   }
   return "?";
 }
@@ -72,11 +85,16 @@ constexpr bool is_float(DType dtype) {
 template <class T>
 constexpr DType dtype_of() {
   using U = std::remove_cv_t<T>;
-  if constexpr (std::is_same_v<U, float>) return DType::kF32;
-  else if constexpr (std::is_same_v<U, bf16>) return DType::kBf16;
-  else if constexpr (std::is_same_v<U, double>) return DType::kF64;
-  else if constexpr (std::is_same_v<U, int32_t>) return DType::kI32;
-  else if constexpr (std::is_same_v<U, int64_t>) return DType::kI64;
+  if constexpr (std::is_same_v<U, float>)
+    return DType::kF32;
+  else if constexpr (std::is_same_v<U, bf16>)
+    return DType::kBf16;
+  else if constexpr (std::is_same_v<U, double>)
+    return DType::kF64;
+  else if constexpr (std::is_same_v<U, int32_t>)
+    return DType::kI32;
+  else if constexpr (std::is_same_v<U, int64_t>)
+    return DType::kI64;
   else {
     static_assert(std::is_same_v<U, uint8_t>, "no DType for this type");
     return DType::kU8;
@@ -88,9 +106,12 @@ template <class F>
 decltype(auto) dispatch_float(DType dtype, F&& f) {
   CHECK(is_float(dtype)) << "needs a float dtype, got " << dtype;
   switch (dtype) {
-    case DType::kBf16: return f.template operator()<bf16>();
-    case DType::kF64: return f.template operator()<double>();
-    default: return f.template operator()<float>();
+    case DType::kBf16:
+      return f.template operator()<bf16>();
+    case DType::kF64:
+      return f.template operator()<double>();
+    default:
+      return f.template operator()<float>();
   }
 }
 

@@ -1,4 +1,5 @@
-// Streams and events: where work is queued, and how one queue waits for another.
+// Streams and events: where work is queued, and how one queue waits for
+// another.
 //
 // A Stream is an ordered queue of copies, waits and records on one device. An
 // Event is a point of a stream's order, a value: recording creates nothing and

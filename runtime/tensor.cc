@@ -36,12 +36,18 @@ void wait_on_host(const Storage& storage) {
 template <class F>
 void dispatch_any(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kF32: return f.template operator()<float>();
-    case DType::kBf16: return f.template operator()<bf16>();
-    case DType::kF64: return f.template operator()<double>();
-    case DType::kI32: return f.template operator()<int32_t>();
-    case DType::kI64: return f.template operator()<int64_t>();
-    case DType::kU8: return f.template operator()<uint8_t>();
+    case DType::kF32:
+      return f.template operator()<float>();
+    case DType::kBf16:
+      return f.template operator()<bf16>();
+    case DType::kF64:
+      return f.template operator()<double>();
+    case DType::kI32:
+      return f.template operator()<int32_t>();
+    case DType::kI64:
+      return f.template operator()<int64_t>();
+    case DType::kU8:
+      return f.template operator()<uint8_t>();
   }
 }
 

@@ -50,9 +50,9 @@ concept HasFields = requires(M m) {
 namespace internal {
 
 template <class T>
-inline constexpr bool is_leaf = std::is_same_v<T, Parameter> ||
-                                std::is_same_v<T, Buffer> ||
-                                std::is_same_v<T, Tensor>;
+inline constexpr bool is_leaf =
+    std::is_same_v<T, Parameter> || std::is_same_v<T, Buffer> ||
+    std::is_same_v<T, Tensor>;
 template <class T>
 struct IsPart : std::bool_constant<is_leaf<T> || HasFields<T>> {};
 template <class T>
@@ -67,11 +67,11 @@ struct IsPart<Layers<T>> : IsPart<T> {};
 template <class T>
 struct AnyMember {
   template <class U>
-    requires(!std::is_same_v<std::remove_cvref_t<U>, T>)
-  constexpr operator U&() const& noexcept;
+  requires(!std::is_same_v<std::remove_cvref_t<U>, T>) constexpr operator U&()
+      const& noexcept;
   template <class U>
-    requires(!std::is_same_v<std::remove_cvref_t<U>, T>)
-  constexpr operator U&&() const&& noexcept;
+  requires(!std::is_same_v<std::remove_cvref_t<U>, T>) constexpr operator U&&()
+      const&& noexcept;
 };
 template <class T, size_t... I>
 constexpr bool initializes(std::index_sequence<I...>) {
@@ -93,9 +93,9 @@ constexpr size_t member_count() {
 template <class T>
 auto member_types(T& t) {
   constexpr size_t n = member_count<std::remove_const_t<T>>();
-#define TAPELINE_MEMBERS(count, ...)                        \
-  if constexpr (n == count) {                               \
-    auto& [__VA_ARGS__] = t;                                \
+#define TAPELINE_MEMBERS(count, ...)                              \
+  if constexpr (n == count) {                                     \
+    auto& [__VA_ARGS__] = t;                                      \
     return std::type_identity<decltype(std::tie(__VA_ARGS__))>{}; \
   } else
   TAPELINE_MEMBERS(1, a)
@@ -185,10 +185,11 @@ void visit_at(T& part, const std::string& path, F& f) {
                   "from FIELDS");
     auto fields = part.fields();
     [&]<size_t... I>(std::index_sequence<I...>) {
-      (visit_at(std::get<I>(fields),
-                join(path, field_name(U::kFieldNames, I)), f),
+      (visit_at(std::get<I>(fields), join(path, field_name(U::kFieldNames, I)),
+                f),
        ...);
-    }(std::make_index_sequence<std::tuple_size_v<decltype(fields)>>());
+    }
+    (std::make_index_sequence<std::tuple_size_v<decltype(fields)>>());
   }
 }
 

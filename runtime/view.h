@@ -24,9 +24,7 @@ struct View {
   View(T* pointer, const Shape& extents, const Shape& steps)
       : data(pointer), shape(extents), strides(steps) {}
 
-  operator View<const T>() const
-    requires(!std::is_const_v<T>)
-  {
+  operator View<const T>() const requires(!std::is_const_v<T>) {
     return {data, shape, strides};
   }
 
