@@ -100,6 +100,10 @@ absl::Status write_files(const std::string& folder,
                            manifest_text(manifest));
 }
 
+absl::Status point_latest(const std::string& root, const std::string& name) {
+  return write_file_atomic(join_path(root, "LATEST"), name + "\n");
+}
+
 // Removes what is older than the `keep` newest usable snapshots.
 absl::Status retain(const SnapshotStore& store) {
   int usable = 0;
@@ -175,7 +179,11 @@ absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
   const std::string name = snapshot_name(contents.step);
   const std::string path = join_path(store.root, name);
   if (path_exists(path)) {
-    if (check_snapshot(path, /*hashes=*/true).ok()) return path;
+    if (check_snapshot(path, /*hashes=*/true).ok()) {
+      // The process that saved it may have died just before this.
+      RETURN_IF_ERROR(point_latest(store.root, name));
+      return path;
+    }
     RETURN_IF_ERROR(set_aside(path, "damaged"));
   }
   RETURN_IF_ERROR(
@@ -190,8 +198,7 @@ absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
   }
   RETURN_IF_ERROR(rename_path(temporary, path));
   RETURN_IF_ERROR(sync_directory(store.root));
-  RETURN_IF_ERROR(
-      write_file_atomic(join_path(store.root, "LATEST"), name + "\n"));
+  RETURN_IF_ERROR(point_latest(store.root, name));
   if (const absl::Status removed = retain(store); !removed.ok()) {
     warnings->push_back(
         absl::StrCat("an old snapshot stays: ", removed.message()));

@@ -100,6 +100,7 @@ class Resume : public testing::Test {
     for (const auto& [path, bytes] : files_below(run())) {
       EXPECT_EQ(path.find(".tmp-"), std::string::npos) << path;
       EXPECT_EQ(path.find(".old-"), std::string::npos) << path;
+      EXPECT_EQ(path.find(".trash-"), std::string::npos) << path;
     }
   }
 

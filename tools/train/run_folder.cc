@@ -63,14 +63,16 @@ absl::Status append(int descriptor, std::string_view text,
   return absl::OkStatus();
 }
 
-// What a killed process was writing: temporary names of file.h and export.h.
+// What a killed process was writing or removing: temporary names of file.h,
+// snapshot.h and export.h.
 absl::Status remove_temporaries(const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names,
                    list_directory(folder));
   for (const std::string& name : names) {
     const bool replaced =
         name.starts_with("hf.old-") && path_exists(join_path(folder, "hf"));
-    if (replaced || name.find(".tmp-") != std::string::npos) {
+    if (replaced || name.starts_with(".trash-") ||
+        name.find(".tmp-") != std::string::npos) {
       RETURN_IF_ERROR(remove_path(join_path(folder, name)));
     }
   }
@@ -143,8 +145,9 @@ absl::StatusOr<RunFolder> RunFolder::reopen(const std::string& path) {
 absl::Status RunFolder::begin() {
   RETURN_IF_ERROR(make_directories(file("samples")));
   RETURN_IF_ERROR(make_directories(file("snapshots")));
-  RETURN_IF_ERROR(remove_temporaries(path_));
-  RETURN_IF_ERROR(remove_temporaries(file("samples")));
+  for (const char* folder : {"", "samples", "snapshots"}) {
+    RETURN_IF_ERROR(remove_temporaries(file(folder)));
+  }
   ASSIGN_OR_RETURN(log_, open_to_append(file("log.txt")));
   return absl::OkStatus();
 }
