@@ -1,5 +1,7 @@
 #include "kernels/embedding/embedding.h"
 
+#include <cmath>
+
 #include "gtest/gtest.h"
 #include "kernels/embedding/embedding_cases.h"
 #include "tests/support/buffer.h"
@@ -48,12 +50,26 @@ TYPED_TEST(Embedding, ForwardCopiesRowsExactly) {
   }
 }
 
+// Magnitudes from 2^-32 to 2^31: the order of additions decides the last bits.
+template <class T>
+void spread(Buffer<T>& dy) {
+  std::vector<double> values = dy.values();
+  const int64_t d = dy.in().size(1);
+  for (int64_t t = 0; t < dy.in().size(0); ++t) {
+    for (int64_t j = 0; j < d; ++j) {
+      values[t * d + j] *= std::ldexp(1.0, (t * 29 + j) % 64 - 32);
+    }
+  }
+  dy.set(values);
+}
+
 // The order of additions is a promise, so the sum is repeated in it, bitwise.
 TYPED_TEST(Embedding, BackwardAddsInOrderOfTokens) {
   using T = TypeParam;
   using A = Accumulator<T>;
   for (const EmbeddingCase& c : embedding_cases()) {
     Problem<T> p(c);
+    spread(p.dy);
     const std::vector<double> before = p.dtable.values(), dy = p.dy.values();
     std::vector<A> sums(before.begin(), before.end());
     for (int64_t t = 0; t < p.tokens; ++t) {
@@ -75,6 +91,7 @@ TYPED_TEST(Embedding, BitsDoNotDependOnThreads) {
   EmbeddingCase c = {{}, 7, 512};
   for (int t = 0; t < 3000; ++t) c.ids.push_back((t * t) % 7);
   Problem<TypeParam> p(c);
+  spread(p.dy);
   EXPECT_TRUE(SameForAnyThreads(p.y, [&](Launch l) {
     embedding_forward(l, p.ids.in(), p.table.in(), p.y.view());
   }));

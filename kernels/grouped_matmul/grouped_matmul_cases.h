@@ -22,6 +22,7 @@ inline std::vector<GroupedMatmulCase> grouped_matmul_cases() {
       {{3, 5, 2, 0}, 4, 16, 24},      // last empty
       {{0, 0, 0, 0}, 5, 16, 24},      // all empty
       {{0, 0, 0}, 0, 8, 8},           // no row at all
+      {{5, 9}, 2, 16, 16},            // w[e] and its transpose look alike
       {{1, 1, 1}, 1, 33, 17},         // one token each
       {{0, 1, 0, 0}, 0, 5, 3, 2},     // one token in all
       {{127, 128, 129}, 9, 40, 20},   // around the tile
