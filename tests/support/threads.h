@@ -1,6 +1,7 @@
 // Runs a kernel with several numbers of threads and compares the bytes.
 #pragma once
 
+#include <barrier>
 #include <chrono>
 
 #include "gtest/gtest.h"
@@ -17,34 +18,46 @@ class Threads {
   explicit Threads(int count) : pool_(count) {}
   Launch launch() { return {&stream_, &pool_}; }
   operator Launch() { return launch(); }
+  // Since construction or the last gather().
   int64_t chunks_run_by_workers() const {
-    return pool_.chunks_run_by_workers();
+    return pool_.chunks_run_by_workers() - before_;
+  }
+  // Returns once every worker has run something: a busy machine would otherwise
+  // wake them after the next loop's last chunk.
+  void gather() {
+    std::barrier all(pool_.threads());
+    pool_.parallel_for(pool_.threads(), 1,
+                       [&](int64_t, int64_t) { all.arrive_and_wait(); });
+    before_ = pool_.chunks_run_by_workers();
   }
 
  private:
   CpuStream stream_{"test"};
   ThreadPool pool_;
+  int64_t before_ = 0;
 };
 
 // run(launch) computes `y` anew from what `reset` prepares. Success if 1, 2, 3
 // and 7 threads give the same bytes, and with more than one, worker threads
 // really ran chunks.
 template <class T, class Reset, class Run>
-testing::AssertionResult SameForAnyThreads(Buffer<T>& y, Reset reset, Run run) {
+testing::AssertionResult SameForAnyThreads(
+    Buffer<T>& y, Reset reset, Run run,
+    std::chrono::milliseconds patience = std::chrono::seconds(20)) {
   Threads one(1);
   reset();
   run(one.launch());
   const Buffer<T> expected = y;
   for (int count : {2, 3, 7}) {
     Threads threads(count);
-    // A busy machine may wake the workers too late to find a chunk: again.
+    // Workers may still come too late: again.
     const auto begin = std::chrono::steady_clock::now();
     while (threads.chunks_run_by_workers() == 0) {
-      if (std::chrono::steady_clock::now() - begin >
-          std::chrono::milliseconds(500)) {
+      if (std::chrono::steady_clock::now() - begin > patience) {
         return testing::AssertionFailure()
                << count << " threads: workers ran no chunk";
       }
+      threads.gather();
       reset();
       run(threads.launch());
       const auto same = Bitwise(y.in(), expected.in());

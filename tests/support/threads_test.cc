@@ -1,5 +1,7 @@
 #include "tests/support/threads.h"
 
+#include <chrono>
+
 #include "gtest/gtest.h"
 
 namespace tapeline {
@@ -26,9 +28,12 @@ TEST(SameForAnyThreads, PassesAndFailsByTheBytes) {
 
 TEST(SameForAnyThreads, FailsIfNothingRanInParallel) {
   Buffer<float> y({4});
-  const auto result = SameForAnyThreads(y, [&](Launch) {
-    y.set({1, 2, 3, 4});
-  });
+  const auto result = SameForAnyThreads(
+      y, [] {},
+      [&](Launch) {
+        y.set({1, 2, 3, 4});
+      },
+      std::chrono::milliseconds(100));
   EXPECT_FALSE(result);
   EXPECT_NE(std::string(result.message()).find("workers ran no chunk"),
             std::string::npos);
