@@ -274,6 +274,25 @@ TEST(IndexerLoss, OneWeightForAllRowsMayHaveStrideZero) {
   EXPECT_EQ(p.dki.values(), dki);
 }
 
+// An lse over more keys than the selected makes probabilities that do not add
+// up to 1; one that is far off, none.
+TEST(IndexerLoss, TargetIsNormalisedOverTheRow) {
+  Threads threads(1);
+  Problem<float> p(find("SmallOdd")), wider(find("SmallOdd"));
+  p.forward(threads);
+  std::vector<double> lse = p.lse.values();
+  for (double& x : lse) x += 1;
+  wider.lse.set(lse);
+  wider.forward(threads);
+  EXPECT_TRUE(Close(flat(wider.dscore), flat(p.dscore), {1000}));
+  EXPECT_TRUE(Close(flat(wider.loss), flat(p.loss), {1000}));
+  for (double& x : lse) x += 1000;
+  wider.lse.set(lse);
+  wider.forward(threads);
+  for (double x : wider.loss.values()) EXPECT_EQ(x, 0);
+  for (double x : wider.dscore.values()) EXPECT_TRUE(x >= 0 && x <= 1) << x;
+}
+
 // A score far above the others leaves probabilities that round to 0; a target
 // of 0 costs nothing.
 TEST(IndexerKl, StaysFiniteAtTheEnds) {
