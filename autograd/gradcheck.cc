@@ -263,14 +263,15 @@ Gradcheck::Gradients Gradcheck::replay(const Contribution* scaled_one,
     bool reached = false;
     for (int o = 0; o < node.outputs; ++o) {
       output_grads.push_back(
-          std::exchange(sums[node.slots[node.inputs + o]], {}));
+          std::exchange(sums[node.output_slot + static_cast<uint32_t>(o)], {}));
       reached |= static_cast<bool>(output_grads.back());
     }
     if (!reached) continue;
-    const std::vector<uint32_t> slots(node.slots, node.slots + node.inputs);
+    const std::vector<uint32_t> slots(node.input_slots,
+                                      node.input_slots + node.inputs);
     tape.slots.assign(node.inputs + 1u, Tensor());
     for (uint32_t i = 0; i < node.inputs; ++i) {
-      node.slots[i] = slots[i] == 0 ? 0 : i + 1;
+      node.input_slots[i] = slots[i] == 0 ? 0 : i + 1;
     }
     ParameterGradients own;
     Backward b(tape, node, own, output_grads.data(), Retain::kYes);
@@ -289,7 +290,7 @@ Gradcheck::Gradients Gradcheck::replay(const Contribution* scaled_one,
       add_into(sum, take({n, node.name, -1, static_cast<int>(p)},
                          own.combined(parameter)));
     }
-    std::copy(slots.begin(), slots.end(), node.slots);
+    std::copy(slots.begin(), slots.end(), node.input_slots);
   }
   tape.slots.clear();
   std::vector<Tensor> inputs;

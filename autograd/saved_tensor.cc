@@ -21,7 +21,7 @@ HookScope::~HookScope() { hook_stack.pop_back(); }
 
 int hook_depth() { return static_cast<int>(hook_stack.size()); }
 
-void SavedTensor::save(const Tensor& tensor) {
+void SavedTensor::save(Tensor tensor) {
   CHECK(!*this) << "a saved tensor is saved once";
   if (!tensor) return;
   Tape::State* tape = internal::current_tape();
@@ -31,7 +31,8 @@ void SavedTensor::save(const Tensor& tensor) {
   node.saved_bytes += tensor.bytes();
   op_ = node.name;
   scope_ = node.scope;
-  kept_ = tensor.detach();
+  internal::leave_tape(tensor);
+  kept_ = std::move(tensor);
   if (!hook_stack.empty()) {
     entries_ = reinterpret_cast<Entry*>(
         tape->allocate(hook_stack.size() * sizeof(Entry)));
@@ -51,17 +52,24 @@ Tensor SavedTensor::unpack() const {
         << "] a tensor saved for backward was written in place: " << kept_
         << ", layer '" << layer_path(scope_) << "'; ";
   }
-  Tensor tensor = kept_;
-  for (int32_t i = hooks_; i-- > 0;) {
+  if (hooks_ == 0) return kept_;
+  int32_t i = hooks_ - 1;
+  Tensor tensor = entries_[i].hooks->unpack(entries_[i].handle, kept_);
+  while (i-- > 0) {
     tensor = entries_[i].hooks->unpack(entries_[i].handle, tensor);
   }
   return tensor;
 }
 
-void SavedTensor::reset() {
-  for (int32_t i = hooks_; i-- > 0;)
+void SavedTensor::drop() {
+  for (int32_t i = hooks_; i-- > 0;) {
     entries_[i].hooks->drop(entries_[i].handle);
+  }
   hooks_ = 0;
+}
+
+void SavedTensor::reset() {
+  drop();
   kept_ = Tensor();
 }
 

@@ -48,13 +48,13 @@ int hook_depth();
 class SavedTensor {
  public:
   SavedTensor() = default;
-  ~SavedTensor() { reset(); }
+  ~SavedTensor() { drop(); }
   SavedTensor(const SavedTensor&) = delete;
   SavedTensor& operator=(const SavedTensor&) = delete;
 
   // Call at most once, from within an op being recorded. Undefined tensors are
   // kept as such.
-  void save(const Tensor& tensor);
+  void save(Tensor tensor);
   Tensor unpack() const;
   void reset();
   explicit operator bool() const {
@@ -62,6 +62,8 @@ class SavedTensor {
   }
 
  private:
+  void drop();
+
   struct Entry {
     SavedTensorHooks* hooks;
     SavedHandle handle;

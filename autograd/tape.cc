@@ -1,7 +1,7 @@
 #include "autograd/tape.h"
 
-#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <ostream>
 
@@ -19,7 +19,6 @@ constexpr size_t kKeptChunks = 1024;
 
 thread_local Tape::State* current = nullptr;
 std::atomic<uint64_t> next_tape_id{1};
-std::atomic<int64_t> node_count{0};
 
 // Chunks of finished tapes, for the next ones: a steady step asks the system
 // for no memory and touches no page for the first time.
@@ -52,10 +51,10 @@ void give_chunks(std::vector<std::unique_ptr<std::byte[]>> chunks) {
   }
 }
 
-// Names of live tapes, for the message about a tensor of another one.
+// For the message about a tensor of another tape, and for live_nodes().
 struct LiveTapes {
   std::mutex mutex;
-  absl::flat_hash_map<uint64_t, std::string> names;
+  absl::flat_hash_map<uint64_t, const Tape::State*> by_id;
 };
 LiveTapes& live_tapes() {
   static LiveTapes& live = *new LiveTapes;
@@ -65,9 +64,9 @@ std::string tape_name(uint64_t id) {
   if (id == 0) return "no tape (made in Shadow mode)";
   LiveTapes& live = live_tapes();
   std::lock_guard lock(live.mutex);
-  auto found = live.names.find(id);
-  return found == live.names.end() ? "a finished tape"
-                                   : "tape '" + found->second + "'";
+  auto found = live.by_id.find(id);
+  return found == live.by_id.end() ? "a finished tape"
+                                   : "tape '" + found->second->name + "'";
 }
 
 // The slot of an input on this tape; 0 if it wants no gradient.
@@ -80,13 +79,12 @@ uint32_t slot_on(const Tape::State& tape, const Tensor& x, const char* op) {
   return x.slot;
 }
 
-Tensor contiguous(Tensor t) { return t && !t.contiguous() ? t.clone() : t; }
-
 // Adds into a slot, rounding after the addition; takes the tensor over when it
 // is the only one.
-void add_to_slot(Tensor& slot, Tensor gradient) {
+void add_to_slot(Tensor& slot, Tensor&& gradient) {
   if (!slot) {
-    slot = gradient.detach();
+    slot = std::move(gradient);
+    internal::leave_tape(slot);
     return;
   }
   CHECK(slot.shape() == gradient.shape() && slot.dtype() == gradient.dtype())
@@ -105,7 +103,15 @@ void add_to_slot(Tensor& slot, Tensor gradient) {
 
 }  // namespace
 
-int64_t live_nodes() { return node_count.load(); }
+int64_t live_nodes() {
+  LiveTapes& live = live_tapes();
+  std::lock_guard lock(live.mutex);
+  int64_t nodes = 0;
+  for (const auto& [id, tape] : live.by_id) {
+    nodes += tape->live.load(std::memory_order_relaxed);
+  }
+  return nodes;
+}
 
 std::byte* Tape::State::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
@@ -122,7 +128,8 @@ std::byte* Tape::State::allocate(size_t bytes) {
 void Tape::State::free_node(size_t index) {
   if (nodes[index] == nullptr) return;
   std::exchange(nodes[index], nullptr)->~Node();
-  node_count.fetch_sub(1, std::memory_order_relaxed);
+  live.store(live.load(std::memory_order_relaxed) - 1,
+             std::memory_order_relaxed);
 }
 
 void Tape::State::retain(const std::shared_ptr<SavedTensorHooks>& wanted) {
@@ -137,9 +144,9 @@ Tape::State::~State() {
   CHECK(current != this) << "tape '" << name << "' ends while it records";
   for (size_t i = nodes.size(); i-- > 0;) free_node(i);
   give_chunks(std::move(chunks));
-  LiveTapes& live = live_tapes();
-  std::lock_guard lock(live.mutex);
-  live.names.erase(id);
+  LiveTapes& registry = live_tapes();
+  std::lock_guard lock(registry.mutex);
+  registry.by_id.erase(id);
 }
 
 Tape::Tape(std::string name) : state_(std::make_unique<State>()) {
@@ -147,7 +154,7 @@ Tape::Tape(std::string name) : state_(std::make_unique<State>()) {
   state_->name = std::move(name);
   LiveTapes& live = live_tapes();
   std::lock_guard lock(live.mutex);
-  live.names[state_->id] = state_->name;
+  live.by_id[state_->id] = state_.get();
 }
 Tape::~Tape() = default;
 Tape::Tape(Tape&&) noexcept = default;
@@ -156,8 +163,7 @@ Tape& Tape::operator=(Tape&&) noexcept = default;
 const std::string& Tape::name() const { return state_->name; }
 uint64_t Tape::id() const { return state_->id; }
 int64_t Tape::nodes() const {
-  return static_cast<int64_t>(state_->nodes.size()) -
-         std::count(state_->nodes.begin(), state_->nodes.end(), nullptr);
+  return state_->live.load(std::memory_order_relaxed);
 }
 
 Tensor Tape::input(const Tensor& x) {
@@ -211,32 +217,30 @@ void* allocate_node(size_t bytes) { return current->allocate(bytes); }
 void finish(Node* node, const char* name, std::span<const Tensor* const> inputs,
             std::span<Tensor* const> outputs) {
   Tape::State& tape = *current;
-  const size_t input_count = inputs.size(), output_count = outputs.size();
-  node_count.fetch_add(1, std::memory_order_relaxed);
+  tape.live.store(tape.live.load(std::memory_order_relaxed) + 1,
+                  std::memory_order_relaxed);
   node->name = name;
   node->scope = layer_scope();
-  node->inputs = static_cast<uint16_t>(input_count);
-  node->outputs = static_cast<uint16_t>(output_count);
-  node->slots = reinterpret_cast<uint32_t*>(
-      tape.allocate((input_count + output_count) * sizeof(uint32_t)));
-  for (size_t i = 0; i < input_count; ++i) {
-    node->slots[i] = slot_on(tape, *inputs[i], name);
+  node->inputs = static_cast<uint16_t>(inputs.size());
+  node->outputs = static_cast<uint16_t>(outputs.size());
+  node->input_slots = reinterpret_cast<uint32_t*>(
+      tape.allocate(inputs.size() * sizeof(uint32_t)));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    node->input_slots[i] = slot_on(tape, *inputs[i], name);
   }
-  for (size_t i = 0; i < output_count; ++i) {
-    Tensor& output = *outputs[i];
-    const uint32_t slot = output.requires_grad ? tape.next_slot++ : 0;
-    output.tape = tape.id;
-    output.slot = slot;
-    node->slots[input_count + i] = slot;
+  node->output_slot = tape.next_slot;
+  for (Tensor* output : outputs) {
+    output->tape = tape.id;
+    output->slot = tape.next_slot++;
   }
-  if (output_count > 0) node->output_shape = outputs[0]->shape();
+  if (!outputs.empty()) node->output_shape = outputs[0]->shape();
   tape.nodes.push_back(node);
 }
 
 }  // namespace internal
 
 void Backward::add(int input, Tensor gradient) {
-  const uint32_t slot = node_.slots[input];
+  const uint32_t slot = node_.input_slots[input];
   if (slot == 0) return;
   if (internal::anomaly_on()) {
     internal::check_finite(node_.name, node_.scope, "backward", input,
@@ -261,17 +265,14 @@ void Backward::run_weights() {
 
 namespace {
 
-// Takes the gradients of a node's outputs out of their slots; false if none
-// flowed, so the node has nothing to do.
-bool take_output_grads(Tape::State& tape, const Node& node,
-                       std::vector<Tensor>& grads) {
-  grads.resize(node.outputs);
+// Makes the gradients of a node's outputs contiguous; false if none flowed, so
+// that the node has nothing to do.
+bool ready(std::span<Tensor> gradients) {
   bool any = false;
-  for (int i = 0; i < node.outputs; ++i) {
-    const uint32_t slot = node.slots[node.inputs + i];
-    grads[i] =
-        slot == 0 ? Tensor() : contiguous(std::exchange(tape.slots[slot], {}));
-    any |= static_cast<bool>(grads[i]);
+  for (Tensor& gradient : gradients) {
+    if (!gradient) continue;
+    any = true;
+    if (!gradient.contiguous()) gradient = gradient.clone();
   }
   return any;
 }
@@ -295,32 +296,36 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
           seed.grad.dtype() == seed.output.dtype())
         << "backward from " << seed.output << " with a gradient that is "
         << seed.grad;
-    add_to_slot(tape.slots[slot_on(tape, seed.output, "backward")], seed.grad);
+    add_to_slot(tape.slots[slot_on(tape, seed.output, "backward")],
+                Tensor(seed.grad));
   }
   if (parts == Parts::kInputs) tape.weight_stash.resize(tape.nodes.size());
-  std::vector<Tensor> grads;
   for (size_t i = tape.nodes.size(); i-- > 0;) {
     Node& node = *tape.nodes[i];
-    const bool reached = take_output_grads(tape, node, grads);
+    const std::span<Tensor> grads(tape.slots.data() + node.output_slot,
+                                  node.outputs);
     bool keep = retain == Retain::kYes;
-    if (reached) {
+    if (ready(grads)) {
       Backward b(tape, node, parameters, grads.data(), retain);
       node.backward_inputs(b);
       if (node.has_weights()) {
         if (parts == Parts::kBoth) {
           b.run_weights();
         } else {
-          tape.weight_stash[i] = std::move(grads);
+          tape.weight_stash[i].assign(std::make_move_iterator(grads.begin()),
+                                      std::make_move_iterator(grads.end()));
           keep = true;
         }
       }
+      for (Tensor& gradient : grads) gradient = Tensor();
     }
     if (!keep) tape.free_node(i);
-    grads.clear();
   }
   std::vector<Tensor> inputs;
   for (uint32_t slot : tape.input_slots) {
-    inputs.push_back(contiguous(std::exchange(tape.slots[slot], {})));
+    Tensor& gradient = tape.slots[slot];
+    inputs.push_back(!gradient || gradient.contiguous() ? std::move(gradient)
+                                                        : gradient.clone());
   }
   tape.slots.clear();
   tape.running = false;

@@ -54,8 +54,10 @@ class Node {
   const char* name = "";
   uint32_t scope = 0;       // layer_path(scope)
   int64_t saved_bytes = 0;  // of all tensors it saved, before hooks
-  // Slots of inputs, then of outputs; 0: no gradient wanted.
-  uint32_t* slots = nullptr;
+  // Slots of inputs, 0 where no gradient is wanted; those of outputs follow one
+  // another from output_slot on.
+  uint32_t* input_slots = nullptr;
+  uint32_t output_slot = 0;
   uint16_t inputs = 0, outputs = 0;
   Shape output_shape;  // of output 0, for printing
 };
@@ -181,7 +183,7 @@ class Backward {
 
   // Contiguous; undefined if nothing flowed into that output.
   const Tensor& grad(int output = 0) const { return output_grads_[output]; }
-  bool needs(int input) const { return node_.slots[input] != 0; }
+  bool needs(int input) const { return node_.input_slots[input] != 0; }
   // Will this node run again? Then it must not overwrite what it saved.
   bool retained() const { return retain_ == Retain::kYes; }
   // Gives a gradient to an input that needs it (else does nothing).

@@ -1,9 +1,11 @@
 // The inside of a Tape, for the files of this folder.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd/tape.h"
@@ -22,6 +24,9 @@ struct Tape::State {
   // Output gradients that W parts still need, per node (backward_inputs only).
   std::vector<std::vector<Tensor>> weight_stash;
   std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
+  // Nodes not freed yet. Written by the tape's thread alone, so without the
+  // price of a shared counter.
+  std::atomic<int64_t> live{0};
   bool consumed = false, running = false;
 
   ~State();
@@ -35,6 +40,13 @@ struct Tape::State {
 namespace internal {
 
 Tape::State* current_tape();
+
+// Tensor::detach() of a handle in place.
+inline void leave_tape(Tensor& x) {
+  x.requires_grad = false;
+  x.slot = 0;
+  x.tape = 0;
+}
 
 }  // namespace internal
 }  // namespace tapeline

@@ -27,15 +27,6 @@ inline Shape with_last(Shape shape, int64_t last) {
   return shape;
 }
 
-// Rows of the last dimension: [.., D] as [N, D]. Kernels on rows accept any row
-// stride, so only a tensor of rank over 2 has to be contiguous.
-inline Tensor as_rows(const Tensor& x) {
-  if (x.rank() == 2) return x;
-  CHECK_GE(x.rank(), 1);
-  const int64_t d = x.size(-1);
-  return x.view_as({d == 0 ? 0 : x.elements() / d, d});
-}
-
 inline bool unit_last_stride(const Tensor& x) {
   return x.rank() == 0 || x.size(-1) <= 1 || x.strides()[-1] == 1;
 }
@@ -43,6 +34,23 @@ inline bool unit_last_stride(const Tensor& x) {
 // Most kernels want contiguous rows; views made by transposing are copied.
 inline Tensor rows_or_copy(const Tensor& x) {
   return unit_last_stride(x) ? x : x.clone();
+}
+
+// Kernels that see [.., D] as [N, D] accept any row stride, so only a tensor of
+// another rank has to be contiguous.
+inline Tensor flat_rows_or_copy(const Tensor& x) {
+  if (x.rank() == 2) return rows_or_copy(x);
+  return x.contiguous() ? x : x.clone();
+}
+template <class T>
+View<T> flat_rows(const View<T>& x) {
+  if (x.rank() == 2) return x;
+  const int64_t d = x.size(x.rank() - 1);
+  return {x.data, {d == 0 ? 0 : x.elements() / d, d}};
+}
+inline int64_t flat_row_count(const Tensor& x) {
+  const int64_t d = x.size(-1);
+  return x.rank() == 2 ? x.size(0) : d == 0 ? 0 : x.elements() / d;
 }
 
 // A shape rule's result, or the program's end with its message.
