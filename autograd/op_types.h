@@ -28,6 +28,7 @@ struct RopeConfig {
   double factor = 1;
   double beta_fast = 32, beta_slow = 1;  // yarn
   double attention_factor = 1;           // yarn: scales cos and sin
+  double softmax_factor = 1;             // yarn: for who scales the scores
   bool truncate = true;                  // yarn: whole-number bounds
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   int64_t original_max_position = 0;

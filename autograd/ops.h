@@ -54,6 +54,8 @@ Tensor expand_heads(const Tensor& x_TR, int64_t heads);
 
 // y_TN = x_TD w_ND^T.
 Tensor linear(const Tensor& x_TD, const Parameter& w_ND);
+// The same product in acc, whatever x's dtype: logits_TE of a router.
+Tensor router_logits(const Tensor& x_TD, const Parameter& w_ED);
 // Per head h, with W[h] = rows [begin, end) of the h-th of `heads` equal row
 // blocks of w: y[t,h] = W[h] x[t,h] (kForward), or W[h]^T x[t,h] (kTransposed).
 // Multi-head latent attention absorbs kv_b_proj into query and output with it.
@@ -83,6 +85,9 @@ Tensor attention(const Tensor& q_THD, const Tensor& k_SGD, const Tensor& v_SGV,
 DsaSelection select_keys(const Tensor& q_THD, const Tensor& k_SD,
                          const Tensor& w_TH, const Sequence& sequence,
                          double scale, int top_k);
+// Every key a token may see, as a selection; at most 8192 of them. Not
+// differentiable.
+DsaSelection select_all_keys(const Sequence& sequence);
 // Attention over the selected keys with one key head: o_THV, values are the
 // first `value_dim` elements of kv. lse_TH is not differentiable.
 SparseAttention sparse_attention(const Tensor& q_THD, const Tensor& kv_SD,

@@ -219,6 +219,38 @@ TEST(Ops, FrozenParametersSaveNoInputsAndGetNoAccumulators) {
   EXPECT_FALSE(saved(false));
 }
 
+// fp32 products of bf16 values are exact, so fp32 copies give the same logits
+// and weight gradients; dx is rounded once.
+TEST(Ops, RouterLogitsAreFp32BesideBf16) {
+  const Tensor x = normal({5, 4}, 1, DType::kBf16);
+  const Parameter w = weight({3, 4}, 2, DType::kBf16);
+  Parameter wide(Shape{3, 4});
+  wide.set_value("wide", cast(w.value(), DType::kF32));
+  Tape tape, wide_tape;
+  const Tensor in = tape.input(x),
+               wide_in = wide_tape.input(cast(x, DType::kF32));
+  const Tensor y = record(tape, [&] { return router_logits(in, w); });
+  const Tensor wide_y =
+      record(wide_tape, [&] { return linear(wide_in, wide); });
+  ASSERT_EQ(y.dtype(), DType::kF32);
+  EXPECT_EQ(floats(y), floats(wide_y));
+  const Tensor dy = normal({5, 3}, 3);
+  ParameterGradients grads, wide_grads;
+  const Tensor dx = tape.backward({{y, dy}}, grads)[0];
+  const Tensor wide_dx = wide_tape.backward({{wide_y, dy}}, wide_grads)[0];
+  ASSERT_EQ(dx.dtype(), DType::kBf16);
+  EXPECT_EQ(floats(dx), floats(cast(wide_dx, DType::kBf16)));
+  EXPECT_EQ(floats(grads.combined(w)), floats(wide_grads.combined(wide)));
+}
+
+TEST(Ops, AllKeysAreThoseOfATokensOwnSequence) {
+  const DsaSelection all = select_all_keys(Sequence::packed({0, 2, 5}));
+  EXPECT_EQ(all.ids_TK.shape(), Shape({5, 3}));
+  EXPECT_EQ(all.ids_TK.to_vector<int32_t>(),
+            (std::vector<int32_t>{0, -1, -1, 0, 1, -1, 2, -1, -1, 2, 3, -1, 2,
+                                  3, 4}));
+}
+
 TEST(Ops, EmbeddingGivesThePaddingRowNoGradient) {
   const Parameter table = weight({4, 2}, 1);
   auto [y, tape] = record([&] {

@@ -275,6 +275,19 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
     rope.scaling = RopeConfig::Scaling::kYarn;
     ASSIGN_OR_RETURN(rope.beta_fast, r.positive("beta_fast", 32));
     ASSIGN_OR_RETURN(rope.beta_slow, r.positive("beta_slow", 1));
+    ASSIGN_OR_RETURN(rope.truncate, r.boolean("truncate", true));
+    ASSIGN_OR_RETURN(const double mscale, r.number("mscale", 0));
+    ASSIGN_OR_RETURN(const double all_dim, r.number("mscale_all_dim", 0));
+    // arXiv 2309.00071: attention grows with the logarithm of the factor;
+    // DeepSeek splits it between the rotation and the softmax.
+    const auto grown = [&](double m) {
+      return rope.factor <= 1 ? 1 : 0.1 * m * std::log(rope.factor) + 1;
+    };
+    const double rotation =
+        mscale != 0 && all_dim != 0 ? grown(mscale) / grown(all_dim) : grown(1);
+    ASSIGN_OR_RETURN(rope.attention_factor,
+                     r.positive("attention_factor", rotation));
+    if (all_dim != 0) rope.softmax_factor = grown(all_dim) * grown(all_dim);
     return rope;
   }
   return error(absl::StrCat("rope_type is '", type,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "autograd/mode.h"
+#include "autograd/observer.h"
 #include "models/config_reader.h"
 #include "runtime/status.h"
 
@@ -91,11 +92,12 @@ Tensor GqaDecoderLayer::operator()(const Tensor& x_TD, Context& ctx) const {
   Tensor h_TD;
   {
     LayerScope scope("self_attn");
-    h_TD = x_TD + attention(input_norm(x_TD), ctx);
+    h_TD = x_TD + observe("attn_out", attention(input_norm(x_TD), ctx));
   }
   LayerScope scope("mlp");
   const Tensor n_TD = post_attention_norm(h_TD);
-  return h_TD + (moe ? (*moe)(n_TD, ctx) : (*dense)(n_TD));
+  const Tensor y_TD = moe ? (*moe)(n_TD, ctx) : (*dense)(n_TD);
+  return h_TD + observe("mlp_out", y_TD);
 }
 
 Layers<GqaDecoderLayer> GqaLm::make_layers(const SharedGqaLmConfig& c) {
@@ -109,10 +111,10 @@ void GqaLm::prepare(Context& ctx) const {
 }
 
 Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
-  Tensor x_TD = embed(ids_T);
+  Tensor x_TD = observe("embed_out", embed(ids_T));
   for (size_t i = 0; i < layers.items.size(); ++i) {
     LayerScope scope("layers", layers.first + static_cast<int>(i));
-    x_TD = layers.items[i](x_TD, ctx);
+    x_TD = observe("hidden", layers.items[i](x_TD, ctx));
   }
   return x_TD;
 }
@@ -122,7 +124,8 @@ Tensor GqaLm::logits(const Tensor& ids_T, Context& ctx) const {
 }
 
 LanguageModelLoss GqaLm::loss(const Batch& batch, Context& ctx) const {
-  const Tensor x_TD = norm(forward(batch.ids_T, ctx));
+  const Tensor x_TD =
+      observe("final_norm_out", norm(forward(batch.ids_T, ctx)));
   UseSite site(kHeadSite);
   LayerScope scope("lm_head");
   const Tensor loss =

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "models/context.h"
 #include "models/layers.h"
@@ -33,7 +34,8 @@ struct Router {
 
   Tensor bias_value() const { return bias ? bias->value() : Tensor(); }
   RouterOutput operator()(const Tensor& x_TD) const {
-    const Tensor logits_TE = linear(x_TD, weight);
+    const Tensor logits_TE =
+        observe("router_logits", router_logits(x_TD, weight));
     const Tensor expert_TK =
         choose_experts(logits_TE.detach(), bias_value(), c.rule);
     return {logits_TE, router_weights(logits_TE, expert_TK, c.rule), expert_TK};

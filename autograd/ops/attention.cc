@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "autograd/ops/op.h"
 #include "autograd/shape_rules.h"
@@ -67,6 +68,7 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
     n->end_T.save(sequence.end_T);
     n->scale = scale;
   }
+  observe_with("attn_lse", [&] { return lse_TH; });
   return o;
 }
 

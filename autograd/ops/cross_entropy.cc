@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "autograd/ops/op.h"
 #include "autograd/shape_rules.h"
@@ -122,6 +123,8 @@ CrossEntropy linear_cross_entropy(const Tensor& x_in, const Parameter& w_VD,
     n->lse_T.save(lse_T);
     n->weight_T.save(weight_T);
   }
+  observe_with("logits", [&] { return logits_TV; });
+  observe_with("token_loss", [&] { return out.token_loss_T; });
   return out;
 }
 

@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "autograd/ops/op.h"
 #include "autograd/shape_rules.h"
@@ -111,7 +115,38 @@ DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
                       scale, top_k, write<int32_t>(ids_TK),
                       bytes_of(write<uint8_t>(space).view()));
   });
-  return {ids_TK, std::make_shared<InvertedSelection>()};
+  observe_with("index_scores", [&] {
+    const Tensor scores_TS =
+        Tensor::empty({q.size(0), k.size(0)}, accumulator_dtype(q.dtype()));
+    dispatch_float(q.dtype(), [&]<class T>() {
+      const auto first = read<int32_t>(sequence.begin_T);
+      const auto last = read<int32_t>(sequence.end_T);
+      indexer_scores<T>(launch(), read<T>(q), read<T>(k),
+                        read<Accumulator<T>>(w_TH), {first.view(), last.view()},
+                        scale, write<Accumulator<T>>(scores_TS));
+    });
+    return scores_TS;
+  });
+  return {observe_choice("index_ids", ids_TK),
+          std::make_shared<InvertedSelection>()};
+}
+
+DsaSelection select_all_keys(const Sequence& sequence) {
+  const std::vector<int32_t> begin = sequence.begin_T.to_vector<int32_t>();
+  const std::vector<int32_t> end = sequence.end_T.to_vector<int32_t>();
+  int32_t most = 1;
+  for (size_t t = 0; t < begin.size(); ++t) {
+    most = std::max(most, end[t] - begin[t]);
+  }
+  std::vector<int32_t> ids;
+  ids.reserve(begin.size() * static_cast<size_t>(most));
+  for (size_t t = 0; t < begin.size(); ++t) {
+    for (int32_t j = 0; j < most; ++j) {
+      ids.push_back(begin[t] + j < end[t] ? begin[t] + j : -1);
+    }
+  }
+  return {Tensor::from(ids, {sequence.tokens(), most}),
+          std::make_shared<InvertedSelection>()};
 }
 
 SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
@@ -142,6 +177,7 @@ SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
     n->inverse = selection.inverse;
     n->scale = scale;
   }
+  observe_with("attn_lse", [&] { return out.lse_TH; });
   return out;
 }
 
@@ -170,6 +206,8 @@ Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_in,
   internal::check_accumulates("indexer_loss", q, row_weight_T);
   const Tensor loss_T = Tensor::empty(row_weight_T.shape(), acc);
   const Tensor dscore_TK = Tensor::empty(ids_TK.shape(), acc);
+  const Tensor target_TK =
+      observer() == nullptr ? Tensor() : Tensor::empty(ids_TK.shape(), acc);
   Tensor loss = Tensor::empty({1}, acc);
   dispatch_float(q.dtype(), [&]<class T>() {
     using A = Accumulator<T>;
@@ -178,7 +216,11 @@ Tensor indexer_loss(const Tensor& q_in, const Tensor& k_in, const Tensor& w_in,
                             read<T>(rows_or_copy(target.kv_SD)),
                             read<A>(target.lse_TH), target.scale,
                             read<int32_t>(ids_TK), write<A>(loss_T),
-                            write<A>(dscore_TK));
+                            write<A>(dscore_TK),
+                            target_TK ? write<A>(target_TK).view() : View<A>());
+    observe_with("index_kl_rows", [&] { return loss_T; });
+    observe_with("index_target_ids", [&] { return ids_TK; });
+    observe_with("index_target", [&] { return target_TK; });
     mul(launch(), read<A>(loss_T).view(), read<A>(row_weight_T).view(),
         write<A>(loss_T).view());
     sum(launch(), read<A>(loss_T).view(), write<A>(loss).view());

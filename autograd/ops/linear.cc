@@ -37,6 +37,39 @@ struct LinearNode : Node {
   }
 };
 
+// x in the dtype of the router's logits.
+Tensor widened(const Tensor& x) {
+  return cast(x.detach(), accumulator_dtype(x.dtype()));
+}
+
+// Logits, their gradient and both products are in A; only dx is rounded to T.
+struct RouterLogitsNode : Node {
+  SavedTensor x_TD;
+  ParameterUse w_ED;
+  Shape x_shape;
+  DType x_dtype = DType::kF32;
+
+  void backward_inputs(Backward& b) override {
+    if (!b.needs(0)) return;
+    const Tensor& dy_TE = b.grad();
+    Tensor dx_TD = Tensor::empty(x_shape, dy_TE.dtype());
+    dispatch_float(dy_TE.dtype(), [&]<class A>() {
+      matmul<A, A>(launch(), read<A>(dy_TE), read<A>(widened(w_ED.value())),
+                   write<A>(dx_TD));
+    });
+    b.add(0, cast(dx_TD, x_dtype));
+  }
+  bool has_weights() const override { return w_ED.trainable(); }
+  void backward_weights(Backward& b) override {
+    const Tensor& dy_TE = b.grad();
+    dispatch_float(dy_TE.dtype(), [&]<class A>() {
+      matmul<A, A>(launch(), read<A>(dy_TE), read<A>(widened(x_TD.unpack())),
+                   write<A>(b.accumulator(w_ED)),
+                   {.transpose_a = true, .accumulate = true});
+    });
+  }
+};
+
 // [heads * R, L] as its rows [begin, end) per head: [heads, end - begin, L].
 Tensor head_blocks(const Tensor& w, const HeadRows& rows) {
   return w.view_as({rows.heads, w.size(0) / rows.heads, w.size(1)})
@@ -101,6 +134,28 @@ Tensor linear(const Tensor& x_in, const Parameter& w_ND) {
     if (w_ND.trainable()) n->x_TD.save(x_TD);
   }
   return y_TN;
+}
+
+Tensor router_logits(const Tensor& x_in, const Parameter& w_ED) {
+  const Tensor& w = w_ED.value();
+  Tensor y_TE = Tensor::empty(
+      internal::checked(shape_rules::linear(x_in.shape(), w.shape())),
+      accumulator_dtype(x_in.dtype()));
+  internal::check_dtypes("router_logits", x_in, w);
+  const Tensor x_TD = rows_or_copy(x_in);
+  dispatch_float(x_TD.dtype(), [&]<class T>() {
+    matmul<T, Accumulator<T>>(launch(), read<T>(x_TD), read<T>(w),
+                              write<Accumulator<T>>(y_TE),
+                              {.transpose_b = true});
+  });
+  if (auto* n =
+          push<RouterLogitsNode>("router_logits", {&x_in}, {&y_TE}, {&w_ED})) {
+    n->w_ED = ParameterUse(w_ED);
+    n->x_shape = x_in.shape();
+    n->x_dtype = x_in.dtype();
+    if (w_ED.trainable()) n->x_TD.save(x_TD);
+  }
+  return y_TE;
 }
 
 Tensor head_linear(const Tensor& x_in, const Parameter& w, HeadRows rows) {

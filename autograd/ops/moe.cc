@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "autograd/ops/op.h"
 #include "autograd/shape_rules.h"
@@ -130,7 +131,7 @@ Tensor choose_experts(const Tensor& logits_in, const Tensor& bias_E,
                      bias ? read<A>(bias).view() : View<const A>(),
                      kernel_options(rule), write<int32_t>(expert_TK));
   });
-  return expert_TK;
+  return observe_choice("router_ids", expert_TK);
 }
 
 Tensor router_weights(const Tensor& logits_in, const Tensor& expert_TK,
@@ -148,6 +149,7 @@ Tensor router_weights(const Tensor& logits_in, const Tensor& expert_TK,
     n->expert_TK.save(expert_TK);
     n->options = kernel_options(rule);
   }
+  observe_with("router_weights", [&] { return weight_TK; });
   return weight_TK;
 }
 

@@ -26,7 +26,8 @@
 
 namespace tapeline {
 
-// Overwrites loss and dscore.
+// Overwrites loss and dscore, and with p the target unless that is empty (0
+// where ids are -1).
 template <class T>
 void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
                           View<const Accumulator<T>> w_TH, double index_scale,
@@ -34,7 +35,8 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
                           View<const Accumulator<T>> lse_TH,
                           double attention_scale, View<const int32_t> ids_TK,
                           View<Accumulator<T>> loss_T,
-                          View<Accumulator<T>> dscore_TK);
+                          View<Accumulator<T>> dscore_TK,
+                          View<Accumulator<T>> target_TK = {});
 
 // The same from scores and a target that are at hand; the target is used as it
 // comes. A in {f32, f64}. Overwrites loss and dscore.

@@ -208,7 +208,8 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
                           View<const Accumulator<T>> lse_TH,
                           double attention_scale, View<const int32_t> ids_TK,
                           View<Accumulator<T>> loss_T,
-                          View<Accumulator<T>> dscore_TK) {
+                          View<Accumulator<T>> dscore_TK,
+                          View<Accumulator<T>> target_TK) {
   using A = Accumulator<T>;
   check_indexer<T>("indexer_loss", qI_THD, kI_SD, w_TH, ids_TK, dscore_TK);
   const int64_t tokens = qI_THD.size(0), slots = ids_TK.size(1);
@@ -221,6 +222,10 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
       << "[indexer_loss] attention: q is " << describe(q_THD) << ", kv is "
       << describe(kv_SD) << ", lse is " << describe(lse_TH) << ", loss is "
       << describe(loss_T) << " for indexer keys " << describe(kI_SD);
+  CHECK(target_TK.data == nullptr ||
+        (target_TK.shape == ids_TK.shape && dense_rows(target_TK)))
+      << "[indexer_loss] target is " << describe(target_TK) << ", ids is "
+      << describe(ids_TK);
   l.threads->parallel_for(
       tokens, kQueriesPerChunk, [&](int64_t begin, int64_t end) {
         Row<A> row;
@@ -240,6 +245,13 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
             row.count += tile.count;
           });
           normalise(row.target, row.count, q_THD.size(1));
+          if (target_TK.data != nullptr) {
+            A* target = target_TK.data + t * target_TK.strides[0];
+            std::fill_n(target, slots, A(0));
+            for (int64_t j = 0; j < row.count; ++j) {
+              target[row.slot[j]] = row.target[j];
+            }
+          }
           kl_row(row, slots, &loss_T(t),
                  dscore_TK.data + t * dscore_TK.strides[0]);
         }
@@ -346,20 +358,20 @@ Cost indexer_loss_backward_cost(int64_t tokens, int64_t index_heads,
               2 * tokens * width * sizeof(T)};
 }
 
-#define TAPELINE_INDEXER_LOSS(T)                                              \
-  template void indexer_loss_forward<T>(                                      \
-      Launch, View<const T>, View<const T>, View<const Accumulator<T>>,       \
-      double, View<const T>, View<const T>, View<const Accumulator<T>>,       \
-      double, View<const int32_t>, View<Accumulator<T>>,                      \
-      View<Accumulator<T>>);                                                  \
-  template void indexer_loss_backward<T>(                                     \
-      Launch, View<const Accumulator<T>>, View<const Accumulator<T>>,         \
-      View<const T>, View<const T>, View<const Accumulator<T>>, double,       \
-      View<const int32_t>, View<const int32_t>, View<const int32_t>, View<T>, \
-      View<T>, View<Accumulator<T>>);                                         \
-  template Cost indexer_loss_forward_cost<T>(int64_t, int64_t, int64_t,       \
-                                             int64_t, int64_t, int64_t);      \
-  template Cost indexer_loss_backward_cost<T>(int64_t, int64_t, int64_t,      \
+#define TAPELINE_INDEXER_LOSS(T)                                               \
+  template void indexer_loss_forward<T>(                                       \
+      Launch, View<const T>, View<const T>, View<const Accumulator<T>>,        \
+      double, View<const T>, View<const T>, View<const Accumulator<T>>,        \
+      double, View<const int32_t>, View<Accumulator<T>>, View<Accumulator<T>>, \
+      View<Accumulator<T>>);                                                   \
+  template void indexer_loss_backward<T>(                                      \
+      Launch, View<const Accumulator<T>>, View<const Accumulator<T>>,          \
+      View<const T>, View<const T>, View<const Accumulator<T>>, double,        \
+      View<const int32_t>, View<const int32_t>, View<const int32_t>, View<T>,  \
+      View<T>, View<Accumulator<T>>);                                          \
+  template Cost indexer_loss_forward_cost<T>(int64_t, int64_t, int64_t,        \
+                                             int64_t, int64_t, int64_t);       \
+  template Cost indexer_loss_backward_cost<T>(int64_t, int64_t, int64_t,       \
                                               int64_t);
 TAPELINE_INDEXER_LOSS(float)
 TAPELINE_INDEXER_LOSS(bf16)

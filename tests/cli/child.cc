@@ -173,7 +173,7 @@ router_bias_rate = 1e-3
 [debug]
 hash_every = 1
 [model]
-architectures = ["GlmMoeDsaForCausalLM"]
+architectures = ["MlaLmForCausalLM"]
 model_type = "glm_moe_dsa"
 vocab_size = 256
 max_position_embeddings = 64

@@ -13,6 +13,7 @@
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/glm_moe_dsa.h"
+#include "models/mla_lm.h"
 #include "models/weights.h"
 #include "runtime/random.h"
 
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int kVocabulary = 32, kHalf = 32, kSequences = 16, kSteps = 400;
 
-GlmConfig config() {
+MlaLmConfig config() {
   Json json(Json::Object{});
   json["vocab_size"] = kVocabulary;
   json["hidden_size"] = 64;
@@ -41,9 +42,9 @@ GlmConfig config() {
   json["n_routed_experts"] = 4;
   json["num_experts_per_tok"] = 2;
   json["routed_scaling_factor"] = 1.0;
-  absl::StatusOr<GlmConfig> parsed = GlmConfig::parse(json);
+  absl::StatusOr<MlaLmConfig> parsed = parse_glm_moe_dsa(json);
   CHECK(parsed.ok()) << parsed.status().message();
-  parsed->train_indexer = true;
+  parsed->indexer_training = IndexerTraining::kSelectedKeys;
   return *std::move(parsed);
 }
 
@@ -69,14 +70,14 @@ HostBatch make_host_batch(uint64_t seed, int step) {
   return batch;
 }
 
-Context make_context(const GlmMoeDsa& model, const HostBatch& batch) {
+Context make_context(const MlaLm& model, const HostBatch& batch) {
   Context ctx;
   ctx.sequence = Sequence::packed(batch.cu_seqlens);
   model.prepare(ctx);
   return ctx;
 }
 
-double accuracy(const GlmMoeDsa& model) {
+double accuracy(const MlaLm& model) {
   const HostBatch batch = make_host_batch(/*seed=*/2, 0);
   Context ctx = make_context(model, batch);
   const auto tokens = static_cast<int64_t>(batch.ids.size());
@@ -94,7 +95,7 @@ double accuracy(const GlmMoeDsa& model) {
 }
 
 // Sets every attention output projection to zero, and keeps it there.
-void ablate_attention(GlmMoeDsa& model) {
+void ablate_attention(MlaLm& model) {
   for (DecoderLayer& layer : model.layers.items) {
     layer.attention.mla.o.weight.value().set_zero();
     layer.attention.mla.o.weight.set_trainable(false);
@@ -102,7 +103,7 @@ void ablate_attention(GlmMoeDsa& model) {
 }
 
 double train_and_measure(bool ablated) {
-  GlmMoeDsa model{std::make_shared<const GlmConfig>(config())};
+  MlaLm model{std::make_shared<const MlaLmConfig>(config())};
   const std::vector<NamedTensor> tensors = model.named_tensors();
   initialize(tensors, DType::kF32, /*seed=*/1, /*normal_std=*/0.08);
   model.apply_training_choices();

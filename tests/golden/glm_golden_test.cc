@@ -10,6 +10,7 @@
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/glm_moe_dsa.h"
+#include "models/mla_lm.h"
 #include "models/weights.h"
 #include "tests/golden/golden.h"
 
@@ -23,32 +24,32 @@ SafetensorsReader open(const std::string& file) {
 
 struct Choices {
   int mtp_depths = 0;
-  bool mtp_after_norm = false, train_indexer = false, absorbed = true;
-  int index_top_k = 0;  // 0: as in the file
+  bool mtp_after_norm = false, absorbed = true;
+  IndexerTraining indexer = IndexerTraining::kFrozen;
 };
 
 struct Loaded {
-  GlmMoeDsa model;
+  MlaLm model;
   std::vector<NamedTensor> tensors;
 };
 
 Loaded load_model(const Choices& choices) {
-  absl::StatusOr<GlmConfig> config = GlmConfig::parse(golden_config(kFolder));
+  absl::StatusOr<MlaLmConfig> config =
+      parse_glm_moe_dsa(golden_config(kFolder));
   CHECK(config.ok()) << config.status().message();
   config->mtp_depths = choices.mtp_depths;
   config->mtp_after_norm = choices.mtp_after_norm;
-  config->train_indexer = choices.train_indexer;
+  config->indexer_training = choices.indexer;
   config->absorbed = choices.absorbed;
-  if (choices.index_top_k > 0) config->index_top_k = choices.index_top_k;
-  Loaded loaded{
-      GlmMoeDsa{std::make_shared<const GlmConfig>(*std::move(config))}, {}};
+  Loaded loaded{MlaLm{std::make_shared<const MlaLmConfig>(*std::move(config))},
+                {}};
   loaded.tensors = loaded.model.named_tensors();
   CHECK_OK(load(loaded.tensors, DType::kF32, open("model.safetensors")));
   loaded.model.apply_training_choices();
   return loaded;
 }
 
-Context context(const GlmMoeDsa& model, const HostBatch& batch) {
+Context context(const MlaLm& model, const HostBatch& batch) {
   Context ctx;
   ctx.sequence = Sequence::packed(batch.cu_seqlens);
   model.prepare(ctx);
@@ -119,8 +120,8 @@ TEST_P(MtpFrom, TwoDepthsThroughOneLayerMatch) {
             100);
 }
 
-// The KL loss of each layer's own indexer: with every key selected it is the
-// dense loss of the warm-up stage.
+// The KL loss of each layer's own indexer, towards the attention over the
+// selected keys or over all of them.
 class IndexerStage : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Stage, IndexerStage, testing::Bool(),
                          [](const auto& info) {
@@ -133,11 +134,9 @@ TEST_P(IndexerStage, LossAndGradientsMatch) {
   const SafetensorsReader file = open("indexer_kl.safetensors");
   const HostBatch host = golden_batch(file);
   const auto tokens = static_cast<double>(host.ids.size());
-  // The dense stage attends to every key. Its goldens take each layer's input
-  // from the sparse model, so only layer 0, whose input is the embedding, can
-  // be reached by selecting every key in the whole model.
   Loaded loaded =
-      load_model({.train_indexer = true, .index_top_k = dense ? 64 : 0});
+      load_model({.indexer = dense ? IndexerTraining::kAllKeys
+                                   : IndexerTraining::kSelectedKeys});
   const Batch batch =
       make_batch(host, count_targets({host}, 0), 0.1, DType::kF32);
   Context ctx = context(loaded.model, host);
@@ -145,21 +144,19 @@ TEST_P(IndexerStage, LossAndGradientsMatch) {
   auto [loss, tape] = record([&] { return loaded.model.loss(batch, ctx); });
   int layers = 0;
   for (const auto& [layer, log] : ctx.statistics) {
-    if (log.indexer_loss.empty() || (dense && layer > 0)) continue;
+    if (log.indexer_loss.empty()) continue;
     const std::string key = stage + "loss." + std::to_string(layer);
     EXPECT_LE(relative_error(log.indexer_loss[0], golden(file, key)),
               kIndexerBound)
         << key;
     ++layers;
   }
-  EXPECT_EQ(layers, dense ? 1 : 4);
+  EXPECT_EQ(layers, 4);
   ParameterGradients grads;
   tape.backward(loss.total, grads);
-  const std::string reached =
-      dense ? stage + "grad.model.layers.0." : stage + "grad.";
   EXPECT_EQ(expect_gradients(loaded.tensors, grads, file, stage + "grad.",
-                             reached, kIndexerBound),
-            dense ? 5 : 20);
+                             stage + "grad.", kIndexerBound),
+            20);
 }
 
 TEST(Indexer, FrozenGetsNoGradient) {

@@ -23,6 +23,12 @@ OpCases dense_cases() {
         {.inputs = {input.x_T7},
          .parameters = {w},
          .f = [w](const Tensors& in) { return Tensors{linear(in[0], w)}; }});
+    add_case("router_logits", input.what,
+             {.inputs = {input.x_T7},
+              .parameters = {w},
+              .f = [w](const Tensors& in) {
+                return Tensors{router_logits(in[0], w)};
+              }});
     const Parameter scale = weight({7}, 7);
     add_case("rms_norm", input.what,
              {.inputs = {input.x_T7},

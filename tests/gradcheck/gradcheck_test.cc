@@ -97,6 +97,7 @@ std::map<std::string, std::string> declared_ops() {
 // What has no gradient, by the words that ops.h says it with.
 const std::map<std::string, std::string> kExempt = {
     {"select_keys", "Not differentiable"},
+    {"select_all_keys", "Not differentiable"},
     {"choose_experts", "Not differentiable"},
     {"count_experts", "Not differentiable"},
 };

@@ -4,10 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "models/glm_moe_dsa.h"
-#include "models/glm_muon.h"
 #include "models/gqa_lm.h"
 #include "models/llama.h"
+#include "models/mla_lm.h"
+#include "models/mla_muon.h"
 #include "models/qwen3.h"
 #include "models/qwen3_moe.h"
 #include "runtime/status.h"
@@ -15,15 +17,16 @@
 namespace tapeline {
 namespace {
 
-class GlmLanguageModel : public LanguageModel {
+class MlaLanguageModel : public LanguageModel {
  public:
-  explicit GlmLanguageModel(SharedGlmConfig config) : model_{config} {}
+  explicit MlaLanguageModel(SharedMlaLmConfig config) : model_{config} {}
 
   const Json& config() const override { return c().hf; }
   int64_t vocabulary() const override { return c().vocabulary; }
   double initializer_std() const override { return c().initializer_std; }
   const std::vector<int64_t>& eos_ids() const override { return c().eos_ids; }
   int mtp_depths() const override { return c().mtp_depths; }
+  const RouterRule& router_rule() const override { return rule_; }
 
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();
@@ -49,8 +52,9 @@ class GlmLanguageModel : public LanguageModel {
   }
 
  private:
-  const GlmConfig& c() const { return *model_.c; }
-  GlmMoeDsa model_;
+  const MlaLmConfig& c() const { return *model_.c; }
+  MlaLm model_;
+  RouterRule rule_ = c().moe().rule;
 };
 
 class GqaLanguageModel : public LanguageModel {
@@ -62,6 +66,7 @@ class GqaLanguageModel : public LanguageModel {
   double initializer_std() const override { return c().initializer_std; }
   const std::vector<int64_t>& eos_ids() const override { return c().eos_ids; }
   int mtp_depths() const override { return 0; }
+  const RouterRule& router_rule() const override { return c().moe.rule; }
 
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();
@@ -91,56 +96,87 @@ class GqaLanguageModel : public LanguageModel {
   GqaLm model_;
 };
 
-absl::StatusOr<std::unique_ptr<LanguageModel>> make_gqa(
-    absl::StatusOr<GqaLmConfig> config, const ModelChoices& choices) {
-  RETURN_IF_ERROR(config.status());
-  if (choices.mtp_depths > 0 || choices.train_indexer) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "this model family has no ",
-        choices.train_indexer ? "indexer; set loss.indexer_coefficient"
-                              : "prediction layers; set loss.mtp_depths",
-        " to 0"));
+using Made = absl::StatusOr<std::unique_ptr<LanguageModel>>;
+
+template <auto parse>
+Made make_gqa(const Json& json, const ModelChoices& choices) {
+  ASSIGN_OR_RETURN(GqaLmConfig config, parse(json));
+  const bool indexer = choices.indexer != IndexerTraining::kFrozen;
+  if (choices.mtp_depths > 0 || indexer) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this model family has no ",
+                     indexer ? "indexer; set loss.indexer_coefficient"
+                             : "prediction layers; set loss.mtp_depths",
+                     " to 0"));
   }
-  config->moe.balance = choices.balance;
+  config.moe.balance = choices.balance;
   return std::make_unique<GqaLanguageModel>(
-      std::make_shared<const GqaLmConfig>(*std::move(config)));
+      std::make_shared<const GqaLmConfig>(std::move(config)));
 }
 
-absl::StatusOr<std::unique_ptr<LanguageModel>> make_glm(
-    const Json& json, const ModelChoices& choices) {
-  ASSIGN_OR_RETURN(GlmConfig config, GlmConfig::parse(json));
+template <auto parse>
+Made make_mla(const Json& json, const ModelChoices& choices) {
+  ASSIGN_OR_RETURN(MlaLmConfig config, parse(json));
   if (choices.mtp_depths >= 0) config.mtp_depths = choices.mtp_depths;
   if (config.mtp_depths > 0 && config.mtp_layers == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_nextn_predict_layers is 0, but ", config.mtp_depths,
                      " prediction depths are to be trained"));
   }
+  // One layer may serve any number of depths; several serve one each.
+  if (config.mtp_layers > 1 && config.mtp_depths > config.mtp_layers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_nextn_predict_layers is ", config.mtp_layers, ", but ",
+        config.mtp_depths, " prediction depths are to be trained"));
+  }
+  if (choices.indexer != IndexerTraining::kFrozen && !config.sparse) {
+    return absl::InvalidArgumentError(
+        "this model has no indexer; set loss.indexer_coefficient to 0");
+  }
   config.mtp_after_norm = choices.mtp_after_norm;
-  config.train_indexer = choices.train_indexer;
+  config.indexer_training = choices.indexer;
+  config.absorbed = choices.absorbed.value_or(config.absorbed);
   config.balance = choices.balance;
-  return std::make_unique<GlmLanguageModel>(
-      std::make_shared<const GlmConfig>(std::move(config)));
+  return std::make_unique<MlaLanguageModel>(
+      std::make_shared<const MlaLmConfig>(std::move(config)));
 }
+
+// A family is a row here and a function that reads its config.json.
+struct Family {
+  const char* model_type;
+  Made (*make)(const Json&, const ModelChoices&);
+};
+constexpr Family kFamilies[] = {
+    {"glm_moe_dsa", make_mla<parse_glm_moe_dsa>},
+    {"llama", make_gqa<parse_llama>},
+    {"qwen3", make_gqa<parse_qwen3>},
+    {"qwen3_moe", make_gqa<parse_qwen3_moe>},
+};
 
 }  // namespace
 
+std::vector<std::string> language_model_families() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) names.push_back(family.model_type);
+  return names;
+}
+
 absl::StatusOr<std::unique_ptr<LanguageModel>> make_language_model(
     const Json& config, const ModelChoices& choices) {
+  const std::string known = absl::StrJoin(language_model_families(), ", ");
   const Json* type = config.find("model_type");
   if (type == nullptr || !type->is_string()) {
-    return absl::InvalidArgumentError(
-        "the model config has no model_type; add \"model_type\": "
-        "\"glm_moe_dsa\"");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the model config has no model_type; give one of ", known));
   }
-  const std::string& family = type->string();
-  if (family == "glm_moe_dsa") return make_glm(config, choices);
-  if (family == "qwen3") return make_gqa(parse_qwen3(config), choices);
-  if (family == "qwen3_moe") return make_gqa(parse_qwen3_moe(config), choices);
-  if (family == "llama") return make_gqa(parse_llama(config), choices);
+  for (const Family& family : kFamilies) {
+    if (type->string() == family.model_type) {
+      return family.make(config, choices);
+    }
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("model_type is '", family,
-                   "', which this program does not know; it knows "
-                   "glm_moe_dsa, qwen3, qwen3_moe and llama"));
+      absl::StrCat("model_type is '", type->string(),
+                   "', which this program does not know; it knows ", known));
 }
 
 }  // namespace tapeline

@@ -7,11 +7,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "models/batch.h"
 #include "models/context.h"
+#include "models/latent_attention.h"
 #include "models/weights.h"
 #include "runtime/json.h"
 
@@ -21,7 +24,9 @@ namespace tapeline {
 struct ModelChoices {
   int mtp_depths = -1;          // -1: as many as there are MTP layers
   bool mtp_after_norm = false;  // hidden state given to depth 1
-  bool train_indexer = false;
+  IndexerTraining indexer = IndexerTraining::kFrozen;
+  // Form of latent attention; not given: absorbed where keys are selected.
+  std::optional<bool> absorbed;
   BalanceRule balance;
 };
 
@@ -34,6 +39,7 @@ class LanguageModel {
   virtual double initializer_std() const = 0;
   virtual const std::vector<int64_t>& eos_ids() const = 0;
   virtual int mtp_depths() const = 0;
+  virtual const RouterRule& router_rule() const = 0;
 
   // The pointers live as long as this object.
   virtual std::vector<NamedTensor> named_tensors() = 0;
@@ -48,6 +54,9 @@ class LanguageModel {
   virtual LanguageModelLoss loss(const Batch& batch, Context& ctx) const = 0;
   virtual Tensor logits(const Tensor& ids_T, Context& ctx) const = 0;
 };
+
+// Values of model_type that make_language_model knows.
+std::vector<std::string> language_model_families();
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> make_language_model(
     const Json& config, const ModelChoices& choices);

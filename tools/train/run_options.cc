@@ -75,7 +75,9 @@ ModelChoices model_choices(const Config& c) {
   ModelChoices choices;
   choices.mtp_depths = static_cast<int>(c.loss.mtp_depths);
   choices.mtp_after_norm = c.loss.mtp_after_norm;
-  choices.train_indexer = c.loss.indexer_coefficient > 0;
+  if (c.loss.indexer_coefficient > 0) {
+    choices.indexer = IndexerTraining::kSelectedKeys;
+  }
   using Kind = BalanceRule::Kind;
   const std::string& rule = c.loss.balance_rule;
   choices.balance.kind = rule == "softmax"          ? Kind::kSoftmax

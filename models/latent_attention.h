@@ -1,8 +1,9 @@
-// Sparse attention with a learned indexer (DeepSeek-V3.2; GLM-5.2 shares one
-// selection among several layers, arXiv 2603.12201).
+// Latent attention over every key of a sequence, or over those a learned
+// indexer selects (DeepSeek-V3.2; GLM-5.2 shares one selection among several
+// layers, arXiv 2603.12201).
 //
 // Shape suffixes: T tokens, S keys, D model, Q query latent, H heads, I index
-// dims, K selected keys per token.
+// dims, K selected keys per token, L latent rank, V value dims.
 #pragma once
 
 #include <cmath>
@@ -64,16 +65,26 @@ struct Indexer {
   }
 };
 
-struct AttentionOutput {
-  Tensor hidden_TD;
-  DsaSelection selected;
+// What a selection is learned towards, if at all.
+enum class IndexerTraining : uint8_t {
+  kFrozen,
+  kSelectedKeys,  // the main attention over the selected keys
+  kAllKeys,       // over every key: finds what the selection misses, O(T^2)
 };
 
-struct DsaAttention {
+struct AttentionOutput {
+  Tensor hidden_TD;
+  std::optional<DsaSelection> selected;
+};
+
+struct LatentAttention {
   MlaConfig c;
   IndexerConfig index_config;
   int layer = 0;
-  bool owns_indexer = false, train_indexer = false, absorbed = true;
+  bool sparse = true;  // over selected keys, else over all
+  bool owns_indexer = false;
+  IndexerTraining training = IndexerTraining::kFrozen;
+  bool absorbed = true;       // form; with a cache always absorbed
   bool reuses_given = false;  // an owner takes a given selection over its own
   Mla mla{c};
   std::optional<Indexer> indexer = make_if<Indexer>(owns_indexer, index_config);
@@ -85,6 +96,12 @@ struct DsaAttention {
   AttentionOutput operator()(const Tensor& x_TD,
                              const std::optional<DsaSelection>& shared,
                              Context& ctx) const;
+
+ private:
+  Tensor over_all_keys(const MlaStates& s, Context& ctx) const;
+  Tensor over_selected_keys(const MlaStates& s, const DsaSelection& selected,
+                            const std::optional<IndexerStates>& index,
+                            Context& ctx) const;
 };
 
 }  // namespace tapeline

@@ -1,4 +1,4 @@
-#include "models/glm_muon.h"
+#include "models/mla_muon.h"
 
 #include <map>
 #include <memory>
@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "models/glm_moe_dsa.h"
+#include "models/mla_lm.h"
 #include "runtime/json.h"
 
 namespace tapeline {
@@ -27,8 +28,8 @@ TEST(GlmMuon, SplitsHeadsAndLeavesGatesAndVectorsToAdamW) {
           "test")
           .value();
   const auto config =
-      std::make_shared<const GlmConfig>(GlmConfig::parse(json).value());
-  GlmMoeDsa model{config};
+      std::make_shared<const MlaLmConfig>(parse_glm_moe_dsa(json).value());
+  MlaLm model{config};
   std::map<std::string, Rows> rows;
   for (const NamedTensor& t : model.named_tensors()) {
     rows[t.name] = muon_rows(*config, t);

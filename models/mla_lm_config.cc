@@ -1,7 +1,8 @@
-#include "models/glm_config.h"
+#include "models/mla_lm_config.h"
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "models/config_reader.h"
@@ -19,7 +20,7 @@ bool full_by_rule(int64_t layer, int64_t frequency, int64_t offset) {
   return std::max<int64_t>(layer - offset + 1, 0) % frequency == 0;
 }
 
-absl::Status read_index_types(ConfigReader& r, GlmConfig& c) {
+absl::Status read_index_types(ConfigReader& r, MlaLmConfig& c) {
   const int total = c.total_layers();
   c.full_index.assign(total, true);
   const auto fill = [&](const std::vector<bool>& types) {
@@ -42,7 +43,7 @@ absl::Status read_index_types(ConfigReader& r, GlmConfig& c) {
                    r.string("index_topk_pattern", ""));
   ASSIGN_OR_RETURN(const int64_t frequency, r.integer("index_topk_freq", 1, 1));
   ASSIGN_OR_RETURN(const int64_t offset,
-                   r.integer("index_skip_topk_offset", 2, 0));
+                   r.integer("index_skip_topk_offset", c.index_offset, 0));
   if (!types.empty()) {
     RETURN_IF_ERROR(check_size("indexer_types", types.size()));
     std::vector<bool> full;
@@ -84,9 +85,9 @@ absl::Status read_index_types(ConfigReader& r, GlmConfig& c) {
   return absl::OkStatus();
 }
 
-absl::Status read_mlp_types(ConfigReader& r, GlmConfig& c) {
+absl::Status read_mlp_types(ConfigReader& r, MlaLmConfig& c) {
   ASSIGN_OR_RETURN(const int64_t first,
-                   r.integer("first_k_dense_replace", 3, 0));
+                   r.integer("first_k_dense_replace", c.first_dense, 0));
   ASSIGN_OR_RETURN(const std::vector<std::string> types,
                    r.strings("mlp_layer_types"));
   c.dense.assign(c.total_layers(), false);
@@ -108,45 +109,47 @@ absl::Status read_mlp_types(ConfigReader& r, GlmConfig& c) {
   return absl::OkStatus();
 }
 
-absl::Status read_experts(ConfigReader& r, GlmConfig& c) {
+absl::Status read_experts(ConfigReader& r, MlaLmConfig& c) {
   ASSIGN_OR_RETURN(c.experts, r.aliased({"n_routed_experts", "num_experts",
                                          "num_local_experts"},
-                                        256, 1, kMostExperts));
-  ASSIGN_OR_RETURN(c.experts_per_token,
-                   r.integer("num_experts_per_tok", 8, 1, kMostPerToken));
-  ASSIGN_OR_RETURN(c.shared_experts, r.integer("n_shared_experts", 1, 0));
-  ASSIGN_OR_RETURN(const int64_t groups, r.integer("n_group", 1, 1));
-  ASSIGN_OR_RETURN(const int64_t top_groups, r.integer("topk_group", 1, 1));
-  c.groups = static_cast<int>(groups);
-  c.top_groups = static_cast<int>(top_groups);
-  ASSIGN_OR_RETURN(c.normalize_weights, r.boolean("norm_topk_prob", true));
-  ASSIGN_OR_RETURN(c.routed_scale, r.number("routed_scaling_factor", 2.5));
+                                        c.experts, 1, kMostExperts));
+  ASSIGN_OR_RETURN(
+      c.experts_per_token,
+      r.integer("num_experts_per_tok", c.experts_per_token, 1, kMostPerToken));
+  ASSIGN_OR_RETURN(c.shared_experts,
+                   r.integer("n_shared_experts", c.shared_experts, 0));
+  ASSIGN_OR_RETURN(c.groups, r.integer("n_group", c.groups, 1));
+  ASSIGN_OR_RETURN(c.top_groups, r.integer("topk_group", c.top_groups, 1));
+  ASSIGN_OR_RETURN(c.normalize_weights,
+                   r.boolean("norm_topk_prob", c.normalize_weights));
+  ASSIGN_OR_RETURN(c.routed_scale,
+                   r.number("routed_scaling_factor", c.routed_scale));
   ASSIGN_OR_RETURN(const std::string score,
                    r.string("scoring_func", "sigmoid"));
   if (score != "sigmoid") {
     return r.error(absl::StrCat("scoring_func is '", score,
                                 "'; this model family uses \"sigmoid\""));
   }
-  if (c.experts % groups != 0) {
+  if (c.experts % c.groups != 0) {
     return r.error(absl::StrCat("n_routed_experts is ", c.experts,
-                                ", which n_group ", groups,
+                                ", which n_group ", c.groups,
                                 " does not divide"));
   }
-  if (top_groups > groups) {
-    return r.error(absl::StrCat("topk_group is ", top_groups,
-                                ", but n_group is ", groups));
+  if (c.top_groups > c.groups) {
+    return r.error(absl::StrCat("topk_group is ", c.top_groups,
+                                ", but n_group is ", c.groups));
   }
-  if (c.experts_per_token > c.experts / groups * top_groups) {
-    return r.error(absl::StrCat("num_experts_per_tok is ", c.experts_per_token,
-                                ", but only ", c.experts / groups * top_groups,
-                                " of n_routed_experts ", c.experts,
-                                " can be chosen"));
+  const int64_t choosable = c.experts / c.groups * c.top_groups;
+  if (c.experts_per_token > choosable) {
+    return r.error(absl::StrCat(
+        "num_experts_per_tok is ", c.experts_per_token, ", but only ",
+        choosable, " of n_routed_experts ", c.experts, " can be chosen"));
   }
   return absl::OkStatus();
 }
 
-absl::Status read_attention(ConfigReader& r, GlmConfig& c) {
-  ASSIGN_OR_RETURN(c.heads, r.integer("num_attention_heads", 64, 1));
+absl::Status read_attention(ConfigReader& r, MlaLmConfig& c) {
+  ASSIGN_OR_RETURN(c.heads, r.integer("num_attention_heads", c.heads, 1));
   ASSIGN_OR_RETURN(const int64_t key_heads,
                    r.integer("num_key_value_heads", c.heads, 1));
   if (key_heads != c.heads) {
@@ -154,29 +157,19 @@ absl::Status read_attention(ConfigReader& r, GlmConfig& c) {
                                 ", but num_attention_heads is ", c.heads,
                                 "; latent attention has no key groups"));
   }
-  ASSIGN_OR_RETURN(c.query_rank, r.integer("q_lora_rank", 2048, 1));
+  ASSIGN_OR_RETURN(c.query_rank, r.integer("q_lora_rank", c.query_rank, 1));
   ASSIGN_OR_RETURN(c.latent_rank,
-                   r.integer("kv_lora_rank", 512, 1, kMostKeyDim));
-  ASSIGN_OR_RETURN(c.nope_dim, r.integer("qk_nope_head_dim", 192, 1));
+                   r.integer("kv_lora_rank", c.latent_rank, 1, kMostKeyDim));
+  ASSIGN_OR_RETURN(c.nope_dim, r.integer("qk_nope_head_dim", c.nope_dim, 1));
   ASSIGN_OR_RETURN(c.rope_dim,
-                   r.integer("qk_rope_head_dim", 64, 2, kMostKeyDim));
-  ASSIGN_OR_RETURN(c.value_dim, r.integer("v_head_dim", 256, 1));
+                   r.integer("qk_rope_head_dim", c.rope_dim, 2, kMostKeyDim));
+  ASSIGN_OR_RETURN(c.value_dim, r.integer("v_head_dim", c.value_dim, 1));
   ASSIGN_OR_RETURN(const int64_t qk,
                    r.integer("qk_head_dim", c.nope_dim + c.rope_dim, 1));
   if (qk != c.nope_dim + c.rope_dim) {
     return r.error(absl::StrCat("qk_head_dim is ", qk,
                                 ", but qk_nope_head_dim + qk_rope_head_dim is ",
                                 c.nope_dim + c.rope_dim));
-  }
-  ASSIGN_OR_RETURN(c.index_heads, r.integer("index_n_heads", 32, 1));
-  ASSIGN_OR_RETURN(c.index_dim,
-                   r.integer("index_head_dim", 128, 2, kMostKeyDim));
-  ASSIGN_OR_RETURN(const int64_t top_k,
-                   r.integer("index_topk", 2048, 1, kMostSelected));
-  c.index_top_k = static_cast<int>(top_k);
-  if (c.index_dim < c.rope_dim) {
-    return r.error(absl::StrCat("index_head_dim is ", c.index_dim,
-                                ", less than qk_rope_head_dim ", c.rope_dim));
   }
   if (c.latent_rank + c.rope_dim > kMostKeyDim) {
     return r.error(absl::StrCat("kv_lora_rank + qk_rope_head_dim is ",
@@ -187,28 +180,45 @@ absl::Status read_attention(ConfigReader& r, GlmConfig& c) {
     return r.error(
         absl::StrCat("qk_rope_head_dim is ", c.rope_dim, ", which is odd"));
   }
+  const bool index_pairs = c.index_rope.interleaved;
   ASSIGN_OR_RETURN(c.rope, r.rope(c.rope_dim));
   c.index_rope = c.rope;
   ASSIGN_OR_RETURN(c.rope.interleaved, r.boolean("rope_interleave", true));
   ASSIGN_OR_RETURN(c.index_rope.interleaved,
-                   r.boolean("indexer_rope_interleave", true));
+                   r.boolean("indexer_rope_interleave", index_pairs));
   return r.refuse_true({"attention_bias", "mlp_bias"});
+}
+
+absl::Status read_indexer(ConfigReader& r, MlaLmConfig& c) {
+  ASSIGN_OR_RETURN(c.index_heads, r.integer("index_n_heads", c.index_heads, 1));
+  ASSIGN_OR_RETURN(c.index_dim,
+                   r.integer("index_head_dim", c.index_dim, 2, kMostKeyDim));
+  ASSIGN_OR_RETURN(const int64_t top_k,
+                   r.integer("index_topk", c.index_top_k, 1, kMostSelected));
+  c.index_top_k = static_cast<int>(top_k);
+  if (c.index_dim < c.rope_dim) {
+    return r.error(absl::StrCat("index_head_dim is ", c.index_dim,
+                                ", less than qk_rope_head_dim ", c.rope_dim));
+  }
+  return read_index_types(r, c);
 }
 
 }  // namespace
 
-absl::StatusOr<GlmConfig> GlmConfig::parse(const Json& json) {
+absl::StatusOr<MlaLmConfig> MlaLmConfig::parse_shared(const Json& json,
+                                                      MlaLmConfig defaults) {
   ConfigReader r(json);
-  GlmConfig c;
+  MlaLmConfig c = std::move(defaults);
   c.hf = json;
-  ASSIGN_OR_RETURN(c.vocabulary, r.integer("vocab_size", 154880, 1));
-  ASSIGN_OR_RETURN(c.dim, r.integer("hidden_size", 6144, 1));
+  ASSIGN_OR_RETURN(c.vocabulary, r.integer("vocab_size", c.vocabulary, 1));
+  ASSIGN_OR_RETURN(c.dim, r.integer("hidden_size", c.dim, 1));
   ASSIGN_OR_RETURN(c.layers,
-                   r.integer("num_hidden_layers", 78, 1, kMostLayers));
-  ASSIGN_OR_RETURN(c.dense_hidden, r.integer("intermediate_size", 12288, 1));
+                   r.integer("num_hidden_layers", c.layers, 1, kMostLayers));
+  ASSIGN_OR_RETURN(c.dense_hidden,
+                   r.integer("intermediate_size", c.dense_hidden, 1));
   ASSIGN_OR_RETURN(c.expert_hidden,
-                   r.integer("moe_intermediate_size", 2048, 1));
-  ASSIGN_OR_RETURN(c.eps, r.positive("rms_norm_eps", 1e-5));
+                   r.integer("moe_intermediate_size", c.expert_hidden, 1));
+  ASSIGN_OR_RETURN(c.eps, r.positive("rms_norm_eps", c.eps));
   ASSIGN_OR_RETURN(const int64_t mtp,
                    r.integer("num_nextn_predict_layers", 0, 0, kMostLayers));
   c.mtp_layers = static_cast<int>(mtp);
@@ -230,7 +240,12 @@ absl::StatusOr<GlmConfig> GlmConfig::parse(const Json& json) {
   RETURN_IF_ERROR(read_attention(r, c));
   RETURN_IF_ERROR(read_experts(r, c));
   RETURN_IF_ERROR(read_mlp_types(r, c));
-  RETURN_IF_ERROR(read_index_types(r, c));
+  if (c.sparse) {
+    RETURN_IF_ERROR(read_indexer(r, c));
+  } else {
+    c.full_index.assign(c.total_layers(), false);
+    c.absorbed = false;  // wider heads and nothing saved
+  }
   ASSIGN_OR_RETURN(const std::string activation,
                    r.string("hidden_act", "silu"));
   if (activation != "silu") {
@@ -240,7 +255,7 @@ absl::StatusOr<GlmConfig> GlmConfig::parse(const Json& json) {
   return c;
 }
 
-MlaConfig GlmConfig::mla() const {
+MlaConfig MlaLmConfig::mla() const {
   MlaConfig m;
   m.dim = dim;
   m.heads = heads;
@@ -250,11 +265,13 @@ MlaConfig GlmConfig::mla() const {
   m.rope_dim = rope_dim;
   m.value_dim = value_dim;
   m.latent_eps = 1e-6;  // not rms_norm_eps: class default in transformers
-  m.softmax_scale = 1 / std::sqrt(static_cast<double>(m.query_dim()));
+  // YaRN sharpens the softmax by mscale_all_dim as well (DeepSeek-V3).
+  m.softmax_scale =
+      rope.softmax_factor / std::sqrt(static_cast<double>(m.query_dim()));
   return m;
 }
 
-MoeConfig GlmConfig::moe() const {
+MoeConfig MlaLmConfig::moe() const {
   MoeConfig m;
   m.dim = dim;
   m.experts = experts;
@@ -262,8 +279,8 @@ MoeConfig GlmConfig::moe() const {
   m.shared_hidden = expert_hidden * shared_experts;
   m.rule = {.sigmoid = true,
             .top_k = static_cast<int>(experts_per_token),
-            .groups = groups,
-            .top_groups = top_groups,
+            .groups = static_cast<int>(groups),
+            .top_groups = static_cast<int>(top_groups),
             .normalize = normalize_weights,
             .scale = routed_scale};
   m.has_bias = true;

@@ -1,11 +1,12 @@
-#include "models/glm_muon.h"
+#include "models/mla_muon.h"
 
 #include <string>
 #include <string_view>
 
 namespace tapeline {
 
-std::vector<int64_t> muon_rows(const GlmConfig& c, const NamedTensor& tensor) {
+std::vector<int64_t> muon_rows(const MlaLmConfig& c,
+                               const NamedTensor& tensor) {
   const std::string& name = tensor.name;
   const auto is = [&](std::string_view suffix) {
     return name.ends_with(suffix);

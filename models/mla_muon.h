@@ -10,13 +10,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/glm_config.h"
+#include "models/mla_lm_config.h"
 #include "models/weights.h"
 
 namespace tapeline {
 
 // Heights of the row blocks, repeated to the end of the tensor; empty: AdamW.
-std::vector<int64_t> muon_rows(const GlmConfig& config,
+std::vector<int64_t> muon_rows(const MlaLmConfig& config,
                                const NamedTensor& tensor);
 
 }  // namespace tapeline

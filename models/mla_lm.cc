@@ -1,0 +1,212 @@
+#include "models/mla_lm.h"
+
+#include <algorithm>
+#include <string>
+
+#include "autograd/mode.h"
+#include "autograd/observer.h"
+#include "runtime/check.h"
+
+namespace tapeline {
+namespace {
+
+// Use sites, in the order gradients of shared parameters are added up: the main
+// stack, its head, then per prediction depth its layer and its head.
+constexpr int kHeadSite = 1;
+int mtp_site(int depth) { return 2 + 2 * depth; }
+int mtp_head_site(int depth) { return 3 + 2 * depth; }
+
+const std::vector<NameRule>& layer_rules() {
+  static const std::vector<NameRule>& rules = *new std::vector<NameRule>{
+      {"input_norm.weight", {"input_layernorm.weight"}},
+      {"post_attention_norm.weight", {"post_attention_layernorm.weight"}},
+      {"attention.mla.q_a.weight", {"self_attn.q_a_proj.weight"}},
+      {"attention.mla.q_a_norm.weight", {"self_attn.q_a_layernorm.weight"}},
+      {"attention.mla.q_b.weight", {"self_attn.q_b_proj.weight"}},
+      {"attention.mla.kv_a.weight", {"self_attn.kv_a_proj_with_mqa.weight"}},
+      {"attention.mla.kv_a_norm.weight", {"self_attn.kv_a_layernorm.weight"}},
+      {"attention.mla.kv_b.weight", {"self_attn.kv_b_proj.weight"}},
+      {"attention.mla.o.weight", {"self_attn.o_proj.weight"}},
+      {"attention.indexer.q_b.weight", {"self_attn.indexer.wq_b.weight"}},
+      {"attention.indexer.k.weight", {"self_attn.indexer.wk.weight"}},
+      {"attention.indexer.k_norm.weight", {"self_attn.indexer.k_norm.weight"}},
+      {"attention.indexer.k_norm.bias", {"self_attn.indexer.k_norm.bias"}},
+      {"attention.indexer.weights.weight",
+       {"self_attn.indexer.weights_proj.weight"}},
+      {"dense.gate_up", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+      {"dense.down.weight", {"mlp.down_proj.weight"}},
+      {"moe.router.weight", {"mlp.gate.weight"}},
+      {"moe.router.bias", {"mlp.gate.e_score_correction_bias"}},
+      {"moe.experts.gate_up",
+       {"mlp.experts.{e}.gate_proj.weight", "mlp.experts.{e}.up_proj.weight"}},
+      {"moe.experts.down", {"mlp.experts.{e}.down_proj.weight"}},
+      {"moe.shared.gate_up",
+       {"mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight"}},
+      {"moe.shared.down.weight", {"mlp.shared_experts.down_proj.weight"}},
+  };
+  return rules;
+}
+
+const std::vector<NameRule>& model_rules() {
+  static const std::vector<NameRule>& rules = *new std::vector<NameRule>{
+      {"embed.weight", {"model.embed_tokens.weight"}},
+      {"norm.weight", {"model.norm.weight"}},
+      {"head.weight", {"lm_head.weight"}},
+  };
+  return rules;
+}
+
+const std::vector<NameRule>& mtp_rules() {
+  static const std::vector<NameRule>& rules = *new std::vector<NameRule>{
+      {"enorm.weight", {"enorm.weight"}},
+      {"hnorm.weight", {"hnorm.weight"}},
+      {"eh_proj.weight", {"eh_proj.weight"}},
+      {"norm.weight", {"shared_head.norm.weight"}},
+  };
+  return rules;
+}
+
+}  // namespace
+
+LatentAttention make_attention(const MlaLmConfig& c, int layer) {
+  return {.c = c.mla(),
+          .index_config = {c.dim, c.query_rank, c.index_heads, c.index_dim,
+                           c.rope_dim, c.index_top_k},
+          .layer = layer,
+          .sparse = c.sparse,
+          .owns_indexer = static_cast<bool>(c.full_index[layer]),
+          .training = c.indexer_training,
+          .absorbed = c.absorbed,
+          .reuses_given = layer >= c.layers};
+}
+
+LayerState DecoderLayer::operator()(const LayerState& in, Context& ctx) const {
+  Tensor h_TD;
+  std::optional<DsaSelection> selected;
+  {
+    LayerScope scope("self_attn");
+    const AttentionOutput a =
+        attention(input_norm(in.hidden_TD), in.selected, ctx);
+    h_TD = in.hidden_TD + observe("attn_out", a.hidden_TD);
+    selected = a.selected;
+  }
+  LayerScope scope("mlp");
+  const Tensor n_TD = post_attention_norm(h_TD);
+  const Tensor y_TD = moe ? (*moe)(n_TD, ctx) : (*dense)(n_TD);
+  return {h_TD + observe("mlp_out", y_TD), selected};
+}
+
+LayerState MtpLayer::operator()(const Tensor& embedded_TD, const LayerState& in,
+                                Context& ctx) const {
+  const Tensor u_TD = observe(
+      "mtp_in", eh_proj(concat({enorm(embedded_TD), hnorm(in.hidden_TD)})));
+  const LayerState out = block({u_TD, in.selected}, ctx);
+  return {norm(observe("mtp_hidden", out.hidden_TD)), out.selected};
+}
+
+Layers<DecoderLayer> MlaLm::make_layers(const SharedMlaLmConfig& c) {
+  Layers<DecoderLayer> layers;
+  for (int i = 0; i < c->layers; ++i) layers.items.push_back({c, i});
+  return layers;
+}
+
+std::vector<MtpLayer> MlaLm::make_mtp(const SharedMlaLmConfig& c) {
+  std::vector<MtpLayer> mtp;
+  for (int i = 0; i < c->mtp_layers; ++i) {
+    mtp.push_back({c, static_cast<int>(c->layers) + i});
+  }
+  return mtp;
+}
+
+void MlaLm::prepare(Context& ctx) const {
+  ctx.rope = rope_table(c->rope, ctx.sequence.position_T);
+  ctx.index_rope = rope_table(c->index_rope, ctx.sequence.position_T);
+}
+
+LayerState MlaLm::forward(const Tensor& ids_T, Context& ctx) const {
+  LayerState x{observe("embed_out", embed(ids_T)), std::nullopt};
+  for (size_t i = 0; i < layers.items.size(); ++i) {
+    LayerScope scope("layers", layers.first + static_cast<int>(i));
+    x = layers.items[i](x, ctx);
+    x.hidden_TD = observe("hidden", x.hidden_TD);
+  }
+  return x;
+}
+
+Tensor MlaLm::logits(const Tensor& ids_T, Context& ctx) const {
+  return linear(norm(forward(ids_T, ctx).hidden_TD), head_weight());
+}
+
+LanguageModelLoss MlaLm::loss(const Batch& batch, Context& ctx) const {
+  LanguageModelLoss out;
+  const Tensor last_TD = forward(batch.ids_T, ctx).hidden_TD;
+  const Tensor normed_TD = observe("final_norm_out", norm(last_TD));
+  {
+    UseSite site(kHeadSite);
+    LayerScope scope("lm_head");
+    out.lm = linear_cross_entropy(normed_TD, head_weight(), batch.label_T,
+                                  batch.weight_T)
+                 .loss;
+  }
+  out.total = out.lm;
+  LayerState state{c->mtp_after_norm ? normed_TD : last_TD, std::nullopt};
+  for (int d = 0; d < static_cast<int>(batch.mtp.size()); ++d) {
+    CHECK(!mtp.empty()) << "a batch with prediction targets needs an MTP layer";
+    const int physical = std::min(d, static_cast<int>(mtp.size()) - 1);
+    if (!c->share_index_across_mtp && mtp[physical].block.attention.indexer) {
+      state.selected.reset();
+    }
+    const MtpTargets& targets = batch.mtp[d];
+    {
+      UseSite site(mtp_site(d));
+      LayerScope scope("mtp", d);
+      // Depths after the first reuse depth 0's selection when told to; the main
+      // stack's is never used here.
+      state = mtp[physical](embed(targets.ids_T), state, ctx);
+    }
+    UseSite site(mtp_head_site(d));
+    LayerScope scope("mtp_head", d);
+    const CrossEntropy loss = linear_cross_entropy(
+        state.hidden_TD, head_weight(), targets.label_T, targets.weight_T);
+    out.mtp.push_back(loss.loss);
+    out.total = out.total + loss.loss;
+  }
+  return out;
+}
+
+void MlaLm::apply_training_choices() {
+  visit(*this, [&](const std::string& path, auto& leaf) {
+    if constexpr (std::is_same_v<decltype(leaf), Parameter&>) {
+      if (path.find(".indexer.") != std::string::npos) {
+        leaf.set_trainable(c->indexer_training != IndexerTraining::kFrozen);
+      }
+    }
+  });
+  // Prediction layers that no depth of this run reaches keep their values: an
+  // optimizer would decay them.
+  for (int i = c->mtp_depths; i < c->mtp_layers; ++i) {
+    for (auto& [path, parameter] : parameters(mtp[i])) {
+      parameter->set_trainable(false);
+    }
+  }
+}
+
+std::vector<NamedTensor> MlaLm::named_tensors() {
+  NameTable names;
+  names.add("", "", model_rules());
+  for (int i = 0; i < c->layers; ++i) {
+    names.add("layers." + std::to_string(i) + ".",
+              "model.layers." + std::to_string(i) + ".", layer_rules());
+  }
+  for (int i = 0; i < c->mtp_layers; ++i) {
+    const std::string path = "mtp." + std::to_string(i) + ".";
+    const std::string hf =
+        "model.layers." + std::to_string(c->layers + i) + ".";
+    names.add(path, hf, mtp_rules());
+    names.add(path + "block.", hf, layer_rules());
+  }
+  return name_tensors(*this, names);
+}
+
+}  // namespace tapeline
