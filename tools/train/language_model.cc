@@ -27,6 +27,9 @@ class MlaLanguageModel : public LanguageModel {
   const std::vector<int64_t>& eos_ids() const override { return c().eos_ids; }
   int mtp_depths() const override { return c().mtp_depths; }
   const RouterRule& router_rule() const override { return rule_; }
+  bool latent_attention() const override { return true; }
+  int index_top_k() const override { return c().sparse ? c().index_top_k : 0; }
+  int mtp_layer() const override { return static_cast<int>(c().layers); }
 
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();
@@ -67,6 +70,9 @@ class GqaLanguageModel : public LanguageModel {
   const std::vector<int64_t>& eos_ids() const override { return c().eos_ids; }
   int mtp_depths() const override { return 0; }
   const RouterRule& router_rule() const override { return c().moe.rule; }
+  bool latent_attention() const override { return false; }
+  int index_top_k() const override { return 0; }
+  int mtp_layer() const override { return static_cast<int>(c().layers); }
 
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();

@@ -40,6 +40,11 @@ class LanguageModel {
   virtual const std::vector<int64_t>& eos_ids() const = 0;
   virtual int mtp_depths() const = 0;
   virtual const RouterRule& router_rule() const = 0;
+  // Attention that has a plain and an absorbed form, and over which keys.
+  virtual bool latent_attention() const = 0;
+  virtual int index_top_k() const = 0;  // keys a token attends to, 0: all
+  // The layer as which the first prediction layer reports.
+  virtual int mtp_layer() const = 0;
 
   // The pointers live as long as this object.
   virtual std::vector<NamedTensor> named_tensors() = 0;

@@ -8,7 +8,7 @@
 namespace tapeline {
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
-    const std::string& folder, const ModelChoices& choices) {
+    const std::string& folder, const ModelChoices& choices, DType dtype) {
   if (!is_directory(folder)) {
     return absl::NotFoundError(
         absl::StrCat(folder,
@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
   }
   ASSIGN_OR_RETURN(const SafetensorsReader reader,
                    SafetensorsReader::open(folder));
-  RETURN_IF_ERROR(load((*model)->named_tensors(), DType::kF32, reader));
+  RETURN_IF_ERROR(load((*model)->named_tensors(), dtype, reader));
   (*model)->apply_training_choices();
   return model;
 }

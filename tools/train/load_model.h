@@ -10,9 +10,10 @@
 namespace tapeline {
 
 // config.json and model.safetensors, or shards with an index, of `folder`, as
-// fp32. A missing file, another shape or a value that is not finite is an
-// error that names file and tensor.
+// `dtype` (buffers are fp32). A missing file, another shape or a value that is
+// not finite is an error that names file and tensor.
 absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
-    const std::string& folder, const ModelChoices& choices);
+    const std::string& folder, const ModelChoices& choices,
+    DType dtype = DType::kF32);
 
 }  // namespace tapeline

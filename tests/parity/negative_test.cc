@@ -1,0 +1,162 @@
+// The negative control: one element of a golden changed, and parity says which
+// tensor. Once for each quantity of each kind of golden.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/file.h"
+#include "runtime/safetensors.h"
+#include "runtime/status.h"
+#include "tools/parity/compare.h"
+#include "tools/parity/parity.h"
+
+namespace tapeline {
+namespace {
+
+constexpr const char* kModel = "tests/data/glm/fp32";
+const std::set<std::string> kInputs = {
+    "input_ids", "position_ids", "cu_seqlens", "labels", "labels_shifted"};
+
+struct File {
+  std::vector<NamedBytes> tensors;
+  std::map<std::string, std::vector<std::byte>> bytes;
+  std::map<std::string, std::string> metadata;
+};
+
+File read_all(const std::string& path) {
+  const absl::StatusOr<SafetensorsReader> reader =
+      SafetensorsReader::open(path);
+  CHECK(reader.ok()) << reader.status().message();
+  File file;
+  file.metadata = reader->metadata();
+  for (const TensorInfo& info : reader->tensors()) {
+    std::vector<std::byte>& bytes = file.bytes[info.name];
+    bytes.resize(info.bytes);
+    CHECK_OK(reader->read(info.name, bytes.data(), bytes.size()));
+    Shape shape;
+    for (const int64_t n : info.shape) shape.push_back(n);
+    file.tensors.push_back(
+        {info.name, *dtype_from_safetensors(info.dtype), shape, bytes.data()});
+  }
+  return file;
+}
+
+// A sign, or the lowest bit of an id, of an element that is not zero.
+bool flip(const NamedBytes& tensor, std::vector<std::byte>& bytes) {
+  if (tensor.dtype == DType::kI32) {
+    bytes[0] ^= std::byte{1};
+    return true;
+  }
+  CHECK(tensor.dtype == DType::kF32) << tensor.name;
+  const auto n = static_cast<size_t>(tensor.shape.elements());
+  // The first element of at least average size: a flipped tiny one is within
+  // what rounding does to the tensor.
+  double sum = 0;
+  std::vector<float> values(n);
+  std::memcpy(values.data(), bytes.data(), n * sizeof(float));
+  size_t finite = 0;
+  for (const float v : values) {
+    if (!std::isfinite(v)) continue;
+    sum += std::abs(v);
+    ++finite;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (!std::isfinite(values[i]) || values[i] == 0 ||
+        std::abs(values[i]) < sum / static_cast<double>(finite)) {
+      continue;
+    }
+    values[i] = -values[i];
+    std::memcpy(bytes.data(), values.data(), n * sizeof(float));
+    return true;
+  }
+  return false;
+}
+
+class Negative : public testing::TestWithParam<std::string> {
+ protected:
+  // A folder for the changed golden beside what else it needs.
+  std::string folder() const {
+    return testing::TempDir() + "/negative_" + GetParam();
+  }
+  void SetUp() override {
+    CHECK_OK(make_directories(folder()));
+    for (const std::string name : {"meta.json", "main.safetensors"}) {
+      const absl::StatusOr<std::string> text =
+          read_file(std::string(kModel) + "/" + name);
+      CHECK(text.ok()) << text.status().message();
+      CHECK_OK(write_file_atomic(folder() + "/" + name, *text));
+    }
+  }
+  ParityReport run(const File& file) const {
+    const std::string path = folder() + "/" + GetParam() + ".safetensors";
+    CHECK_OK(write_safetensors(path, file.tensors, file.metadata));
+    absl::StatusOr<ParityReport> report =
+        check_parity({kModel, path, DType::kF32, false});
+    CHECK(report.ok()) << report.status().message();
+    return *std::move(report);
+  }
+  std::string golden() const {
+    return std::string(kModel) + "/" + GetParam() + ".safetensors";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, Negative,
+                         testing::Values("main", "mtp_pre", "mtp_post",
+                                         "indexer_kl", "router_aux",
+                                         "adamw_after"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Negative, AFlippedElementOfEachQuantityIsNamed) {
+  File file = read_all(golden());
+  ASSERT_TRUE(run(file).pass()) << "a copy must pass";
+  std::set<std::string> seen;
+  for (const NamedBytes& tensor : file.tensors) {
+    if (kInputs.contains(tensor.name)) continue;
+    if (seen.contains(quantity_of(tensor.name))) continue;
+    std::vector<std::byte>& bytes = file.bytes[tensor.name];
+    const std::vector<std::byte> before = bytes;
+    if (!flip(tensor, bytes)) continue;  // all zero: another of its quantity
+    seen.insert(quantity_of(tensor.name));
+    const ParityReport report = run(file);
+    std::copy(before.begin(), before.end(), bytes.begin());
+    EXPECT_FALSE(report.pass()) << tensor.name;
+    std::set<std::string> named;
+    for (const QuantityReport& q : report.quantities) {
+      for (const Comparison& c : q.failed) named.insert(c.tensor);
+    }
+    // Weights are compared by the expert beside them.
+    std::set<std::string> allowed = {tensor.name};
+    if (const size_t at = tensor.name.find("router_ids");
+        at != std::string::npos) {
+      std::string weights = tensor.name;
+      allowed.insert(weights.replace(at, 10, "router_weights"));
+    }
+    EXPECT_TRUE(named.contains(tensor.name)) << tensor.name;
+    for (const std::string& name : named) {
+      EXPECT_TRUE(allowed.contains(name)) << name << " beside " << tensor.name;
+    }
+  }
+  std::set<std::string> all;
+  for (const NamedBytes& tensor : file.tensors) {
+    if (!kInputs.contains(tensor.name)) all.insert(quantity_of(tensor.name));
+  }
+  EXPECT_EQ(seen, all);
+}
+
+TEST_P(Negative, AnUnknownTensorIsNamed) {
+  File file = read_all(golden());
+  const float value = 1;
+  file.tensors.push_back({"hidden.99", DType::kF32, Shape{1},
+                          reinterpret_cast<const std::byte*>(&value)});
+  const ParityReport report = run(file);
+  EXPECT_FALSE(report.pass());
+  ASSERT_EQ(report.unknown.size(), 1u);
+  EXPECT_TRUE(report.unknown[0].starts_with("hidden.99 "));
+  EXPECT_EQ(report.compared, report.in_golden - report.inputs - 1);
+}
+
+}  // namespace
+}  // namespace tapeline
