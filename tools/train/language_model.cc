@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "models/deepseek_v3.h"
 #include "models/glm_moe_dsa.h"
 #include "models/gqa_lm.h"
 #include "models/llama.h"
@@ -153,6 +154,7 @@ struct Family {
   Made (*make)(const Json&, const ModelChoices&);
 };
 constexpr Family kFamilies[] = {
+    {"deepseek_v3", make_mla<parse_deepseek_v3>},
     {"glm_moe_dsa", make_mla<parse_glm_moe_dsa>},
     {"llama", make_gqa<parse_llama>},
     {"qwen3", make_gqa<parse_qwen3>},
