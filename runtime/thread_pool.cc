@@ -27,6 +27,17 @@ struct ThreadPool::State {
     int users = 0;  // workers inside run(); guarded by mutex
   };
 
+  // Here and not in the pool: when one of several threads cannot start, those
+  // that did are ended before the exception goes on.
+  ~State() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    wake.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   // Takes chunks until none is left; returns how many it ran.
   static int64_t run(Job& job) {
     int64_t ran = 0;
@@ -85,14 +96,7 @@ ThreadPool::ThreadPool(int threads)
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->wake.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() = default;
 
 int64_t ThreadPool::chunks_run_by_workers() const {
   return state_->worker_chunks.load();
