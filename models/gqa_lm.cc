@@ -144,4 +144,13 @@ std::vector<NamedTensor> GqaLm::named_tensors() {
   return name_tensors(*this, names);
 }
 
+std::vector<TensorCopy> GqaLm::copies() const {
+  std::vector<TensorCopy> copies;
+  const std::string embed = "model.embed_tokens.weight";
+  if (c->tied_head) {
+    copies.push_back({"lm_head.weight", embed, "tie_word_embeddings is true"});
+  }
+  return copies;
+}
+
 }  // namespace tapeline

@@ -70,6 +70,8 @@ struct GqaLm {
   }
   void prepare(Context& ctx) const;
   std::vector<NamedTensor> named_tensors();
+  // Tensors that files may repeat.
+  std::vector<TensorCopy> copies() const;
 
   static Layers<GqaDecoderLayer> make_layers(const SharedGqaLmConfig& c);
 };

@@ -209,4 +209,21 @@ std::vector<NamedTensor> MlaLm::named_tensors() {
   return name_tensors(*this, names);
 }
 
+std::vector<TensorCopy> MlaLm::copies() const {
+  std::vector<TensorCopy> copies;
+  const std::string embed = "model.embed_tokens.weight";
+  if (c->tied_head) {
+    copies.push_back({"lm_head.weight", embed, "tie_word_embeddings is true"});
+  }
+  const std::string head = c->tied_head ? embed : "lm_head.weight";
+  for (int i = 0; i < c->mtp_layers; ++i) {
+    const std::string layer =
+        "model.layers." + std::to_string(c->layers + i) + ".";
+    const std::string why = "num_nextn_predict_layers shares them";
+    copies.push_back({layer + "embed_tokens.weight", embed, why});
+    copies.push_back({layer + "shared_head.head.weight", head, why});
+  }
+  return copies;
+}
+
 }  // namespace tapeline

@@ -85,6 +85,8 @@ struct MlaLm {
   void prepare(Context& ctx) const;
   // Hugging Face names of all parameters and buffers.
   std::vector<NamedTensor> named_tensors();
+  // Tensors that files may repeat.
+  std::vector<TensorCopy> copies() const;
   // Freezes what this run does not train.
   void apply_training_choices();
 

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "runtime/access.h"
 #include "runtime/random.h"
@@ -122,15 +125,92 @@ void initialize(const std::vector<NamedTensor>& tensors, DType dtype,
   }
 }
 
+namespace {
+
+// Where an expert's tensor lies in a file that stacks experts:
+// X.experts.gate_up_proj [E, 2 F, D] with gate rows first, and
+// X.experts.down_proj [E, D, F].
+struct Stacked {
+  std::string name;
+  int64_t expert = 0;
+  int64_t parts = 1, part = 0;  // equal blocks of an expert's rows
+};
+std::optional<Stacked> stacked(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  if (at == std::string::npos) return std::nullopt;
+  const size_t first = at + kExperts.size(), dot = name.find('.', first);
+  Stacked s;
+  if (dot == std::string::npos ||
+      !absl::SimpleAtoi(name.substr(first, dot - first), &s.expert)) {
+    return std::nullopt;
+  }
+  const std::string prefix = name.substr(0, first), rest = name.substr(dot + 1);
+  if (rest == "down_proj.weight") {
+    s.name = prefix + "down_proj";
+  } else if (rest == "gate_proj.weight" || rest == "up_proj.weight") {
+    s.name = prefix + "gate_up_proj";
+    s.parts = 2;
+    s.part = rest == "up_proj.weight" ? 1 : 0;
+  } else {
+    return std::nullopt;
+  }
+  return s;
+}
+
+// A canonical tensor of the file, from its own key or from stacked experts.
+absl::StatusOr<Tensor> read_canonical(const NamedTensor& t,
+                                      const SafetensorsReader& reader) {
+  const std::optional<Stacked> s = stacked(t.name);
+  const TensorInfo* all = s ? reader.find(s->name) : nullptr;
+  if (reader.find(t.name) != nullptr) {
+    if (all != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          reader.path(), " holds both ", t.name, " and ", all->name,
+          "; experts are stored one by one or stacked"));
+    }
+    return reader.read_tensor(t.name);
+  }
+  if (all == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("tensor ", t.name, " is missing from ", reader.path(),
+                     "; the file belongs to another model or is incomplete"));
+  }
+  const int64_t experts = t.parameter->shape[0];
+  const std::vector<int64_t> wanted = {experts, s->parts * t.shape[0],
+                                       t.shape[1]};
+  if (all->shape != wanted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", all->name, " is [", absl::StrJoin(all->shape, ", "), "] in ",
+        reader.path(), ", the model config wants [",
+        absl::StrJoin(wanted, ", "), "]"));
+  }
+  const std::optional<DType> dtype = dtype_from_safetensors(all->dtype);
+  if (!dtype || !is_float(*dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", all->name, " is ", all->dtype, " in ",
+                     reader.path(), ", not a float tensor"));
+  }
+  const Tensor block = Tensor::empty(t.shape, *dtype);
+  absl::Status status;
+  dispatch_float(*dtype, [&]<class T>() {
+    const auto to = write<T>(block);
+    const uint64_t bytes = static_cast<uint64_t>(block.bytes());
+    const auto index = static_cast<uint64_t>(s->expert * s->parts + s->part);
+    status =
+        reader.read_range(all->name, index * bytes,
+                          reinterpret_cast<std::byte*>(to.view().data), bytes);
+  });
+  RETURN_IF_ERROR(status);
+  return block;
+}
+
+}  // namespace
+
 absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
                   const SafetensorsReader& reader) {
   for (const NamedTensor& t : tensors) {
-    if (reader.find(t.name) == nullptr) {
-      return absl::NotFoundError(
-          absl::StrCat("tensor ", t.name, " is missing from ", reader.path(),
-                       "; the file belongs to another model or is incomplete"));
-    }
-    ASSIGN_OR_RETURN(const Tensor file, reader.read_tensor(t.name));
+    ASSIGN_OR_RETURN(const Tensor file, read_canonical(t, reader));
     if (!(file.shape() == t.shape)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "tensor ", t.name, " is ", describe(file), " in ", reader.path(),
@@ -155,6 +235,34 @@ absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
     RETURN_IF_ERROR(check_finite(t, t.value()));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<TensorCopy>> find_copies(
+    const std::vector<TensorCopy>& possible, const SafetensorsReader& reader) {
+  std::vector<TensorCopy> found;
+  for (const TensorCopy& copy : possible) {
+    const TensorInfo* info = reader.find(copy.name);
+    if (info == nullptr) continue;
+    ASSIGN_OR_RETURN(const TensorInfo* of, reader.require(copy.of));
+    bool equal = info->bytes == of->bytes && info->dtype == of->dtype;
+    // In pieces: an embedding may be larger than what is free.
+    constexpr uint64_t kPiece = uint64_t{1} << 22;
+    std::vector<std::byte> a(std::min(info->bytes, kPiece)), b(a.size());
+    for (uint64_t at = 0; equal && at < info->bytes; at += kPiece) {
+      const size_t n = std::min(kPiece, info->bytes - at);
+      RETURN_IF_ERROR(reader.read_range(copy.name, at, a.data(), n));
+      RETURN_IF_ERROR(reader.read_range(copy.of, at, b.data(), n));
+      equal = std::memcmp(a.data(), b.data(), n) == 0;
+    }
+    if (!equal) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", copy.name, " differs from ", copy.of, " in ",
+          reader.path(), ", but by the model config they are one (", copy.why,
+          ")"));
+    }
+    found.push_back(copy);
+  }
+  return found;
 }
 
 std::vector<NamedTensor> sorted_by_name(std::vector<NamedTensor> tensors) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "autograd/optimizer.h"
 #include "runtime/safetensors.h"
 #include "runtime/tree.h"
@@ -99,10 +100,21 @@ void initialize(const std::vector<NamedTensor>& tensors, DType dtype,
                 uint64_t seed, double normal_std = -1);
 
 // Reads every tensor from a file or sharded folder; keys beyond them are fine.
+// Experts may be stacked there: X.experts.gate_up_proj and X.experts.down_proj.
 // A missing key, another shape or a value that is not finite is an error that
 // names the tensor (and the element). Converts between float dtypes.
 absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
                   const SafetensorsReader& reader);
+
+// A tensor that files may hold although it is another one: a tied head, the
+// embedding and head that DeepSeek-V3 repeats in its prediction layer.
+struct TensorCopy {
+  std::string name, of;
+  std::string why;  // the config key that makes them one
+};
+// The copies that the file holds; one that differs is an error naming both.
+absl::StatusOr<std::vector<TensorCopy>> find_copies(
+    const std::vector<TensorCopy>& possible, const SafetensorsReader& reader);
 
 // Tensors in name order: state hashes and files do not depend on a module's
 // layout.

@@ -23,16 +23,19 @@ std::string_view torch_name(DType dtype) {
 
 absl::Status write_files(const std::string& folder,
                          const std::vector<NamedTensor>& tensors,
-                         const Json& config,
-                         const std::optional<Json>& generation_config,
+                         const Json& config, const Companions& companions,
                          uint64_t max_shard_bytes) {
   HostTensors host;
-  for (const NamedTensor& t : tensors) host.add(t.name, t.value());
+  for (const NamedTensor& t : tensors) {
+    host.add(t.name, t.value());
+    for (const TensorCopy& copy : companions.copies) {
+      if (copy.of == t.name) host.add(copy.name, t.value());
+    }
+  }
   RETURN_IF_ERROR(
       write_safetensors_shards(folder, host.list(), max_shard_bytes));
-  if (generation_config) {
-    RETURN_IF_ERROR(write_json(join_path(folder, "generation_config.json"),
-                               *generation_config));
+  for (const auto& [name, bytes] : companions.files) {
+    RETURN_IF_ERROR(write_file_atomic(join_path(folder, name), bytes));
   }
   return write_json(join_path(folder, "config.json"), config);
 }
@@ -41,8 +44,7 @@ absl::Status write_files(const std::string& folder,
 
 absl::Status export_hugging_face(const std::string& folder,
                                  const std::vector<NamedTensor>& tensors,
-                                 Json config,
-                                 const std::optional<Json>& generation_config,
+                                 Json config, const Companions& companions,
                                  uint64_t max_shard_bytes) {
   for (const NamedTensor& t : tensors) {
     if (t.parameter == nullptr) continue;
@@ -55,8 +57,8 @@ absl::Status export_hugging_face(const std::string& folder,
   const std::string old = absl::StrCat(folder, ".old-", getpid());
   RETURN_IF_ERROR(remove_path(temporary));
   RETURN_IF_ERROR(make_directories(temporary));
-  const absl::Status written = write_files(temporary, tensors, config,
-                                           generation_config, max_shard_bytes);
+  const absl::Status written =
+      write_files(temporary, tensors, config, companions, max_shard_bytes);
   if (!written.ok()) {
     remove_path(temporary).IgnoreError();
     return written;

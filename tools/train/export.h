@@ -1,15 +1,15 @@
 // A model as a Hugging Face folder: config.json, model.safetensors or shards
-// with their index, generation_config.json if the run has one.
+// with their index, and what the folder it came from held besides.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "models/weights.h"
 #include "runtime/json.h"
+#include "tools/train/companions.h"
 
 namespace tapeline {
 
@@ -19,8 +19,7 @@ inline constexpr uint64_t kShardBytes = uint64_t{5} << 30;
 // afterwards. `config` is written with every key and dtype = the tensors'.
 absl::Status export_hugging_face(const std::string& folder,
                                  const std::vector<NamedTensor>& tensors,
-                                 Json config,
-                                 const std::optional<Json>& generation_config,
+                                 Json config, const Companions& companions,
                                  uint64_t max_shard_bytes = kShardBytes);
 
 }  // namespace tapeline

@@ -35,6 +35,7 @@ class MlaLanguageModel : public LanguageModel {
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();
   }
+  std::vector<TensorCopy> copies() const override { return model_.copies(); }
   void apply_training_choices() override { model_.apply_training_choices(); }
   std::vector<int64_t> muon_rows(const NamedTensor& tensor) const override {
     return tapeline::muon_rows(c(), tensor);
@@ -78,6 +79,7 @@ class GqaLanguageModel : public LanguageModel {
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();
   }
+  std::vector<TensorCopy> copies() const override { return model_.copies(); }
   void apply_training_choices() override {}
   // Matrices inside layers are whole, but for the router, which gates.
   std::vector<int64_t> muon_rows(const NamedTensor& tensor) const override {

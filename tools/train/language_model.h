@@ -48,6 +48,7 @@ class LanguageModel {
 
   // The pointers live as long as this object.
   virtual std::vector<NamedTensor> named_tensors() = 0;
+  virtual std::vector<TensorCopy> copies() const = 0;
   // Freezes what this run does not train; call once there are values.
   virtual void apply_training_choices() = 0;
   // OptimizedTensor::muon_rows of a tensor.

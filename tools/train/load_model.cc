@@ -1,5 +1,7 @@
 #include "tools/train/load_model.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "runtime/file.h"
 #include "runtime/safetensors.h"
@@ -26,8 +28,21 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
   ASSIGN_OR_RETURN(const SafetensorsReader reader,
                    SafetensorsReader::open(folder));
   RETURN_IF_ERROR(load((*model)->named_tensors(), dtype, reader));
+  RETURN_IF_ERROR(find_copies((*model)->copies(), reader).status());
   (*model)->apply_training_choices();
   return model;
+}
+
+absl::StatusOr<DType> weights_dtype(const SafetensorsReader& reader) {
+  ASSIGN_OR_RETURN(const TensorInfo* embed,
+                   reader.require("model.embed_tokens.weight"));
+  const std::optional<DType> dtype = dtype_from_safetensors(embed->dtype);
+  if (!dtype || !is_float(*dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(reader.path(), ": ", embed->name, " is ", embed->dtype,
+                     "; F32, BF16 and F64 can be read"));
+  }
+  return *dtype;
 }
 
 }  // namespace tapeline

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "runtime/safetensors.h"
 #include "tools/train/language_model.h"
 
 namespace tapeline {
@@ -15,5 +16,8 @@ namespace tapeline {
 absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
     const std::string& folder, const ModelChoices& choices,
     DType dtype = DType::kF32);
+
+// The dtype of the weights in a folder, as the embedding has it.
+absl::StatusOr<DType> weights_dtype(const SafetensorsReader& reader);
 
 }  // namespace tapeline

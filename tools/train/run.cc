@@ -18,6 +18,7 @@
 #include "runtime/status.h"
 #include "tools/data/batches.h"
 #include "tools/data/corpus.h"
+#include "tools/train/companions.h"
 #include "tools/train/console_text.h"
 #include "tools/train/evaluate.h"
 #include "tools/train/exit_code.h"
@@ -95,6 +96,7 @@ class Run {
   std::optional<TrainBatches> batches_;
   std::optional<EvalBatches> eval_;
   std::unique_ptr<LanguageModel> model_;
+  Companions companions_;  // of the folder the weights came from
   std::unique_ptr<Trainer> trainer_;
   std::optional<Snapshot> snapshot_;
   MetricsCut metrics_;              // what stays of an earlier process's
@@ -182,6 +184,7 @@ absl::Status Run::make_trainer() {
     ASSIGN_OR_RETURN(const SafetensorsReader reader,
                      SafetensorsReader::open(from));
     RETURN_IF_ERROR(load(tensors, dtype, reader));
+    ASSIGN_OR_RETURN(companions_, read_companions(from, *model_, reader));
   } else {
     initialize(tensors, dtype, static_cast<uint64_t>(c_.seed),
                model_->initializer_std());
@@ -195,6 +198,12 @@ absl::Status Run::make_trainer() {
       });
   if (!snapshot_) return absl::OkStatus();
   RETURN_IF_ERROR(trainer_->restore(*snapshot_, &notes_));
+  if (!from.empty()) {
+    // The weights are the snapshot's; what else the folder held is still there.
+    ASSIGN_OR_RETURN(const SafetensorsReader reader,
+                     SafetensorsReader::open(from));
+    ASSIGN_OR_RETURN(companions_, read_companions(from, *model_, reader));
+  }
   notes_.push_back(absl::StrCat("resumed from ", snapshot_->path));
   return absl::OkStatus();
 }
@@ -410,16 +419,10 @@ absl::Status Run::stop() {
 }
 
 absl::Status Run::finish() {
-  std::optional<Json> generation;
-  const std::string given =
-      join_path(user_path(c_.model.path), "generation_config.json");
-  if (!c_.model.path.empty() && path_exists(given)) {
-    ASSIGN_OR_RETURN(generation, read_json(given));
-  }
   const ProfileRange range(Range::kExport);
   const std::string hf = folder_->file("hf");
   RETURN_IF_ERROR(export_hugging_face(hf, model_->named_tensors(),
-                                      model_->config(), generation));
+                                      model_->config(), companions_));
   folder_->say(absl::StrCat("wrote ", hf));
   return absl::OkStatus();
 }
