@@ -1,14 +1,14 @@
-// y = x * rstd * w,   rstd = 1 / sqrt(mean(x^2) + eps)     Zhang & Sennrich
-// 2019
+// y = T(x * rstd) * w,   rstd = 1 / sqrt(mean(x^2) + eps)
 //
 //   x, y, dy, dx [N, D] T     w [D] T     rstd [N], dw [D] Accumulator<T>
 //   forward          overwrites y and rstd (saved for backward)
 //   backward         dx = rstd * (g - x * rstd^2 * mean(g * x)),  g = dy * w;
 //                    overwrites; dx may be dy
 //   backward_weight  dw += sum over rows of dy * x * rstd, in order of rows
-// T in {float, bf16, double}; arithmetic in Accumulator<T>, the products too:
-// y is rounded once. Rows have last stride 1; w, rstd and dw are dense.
-// Memory-bound.
+// T in {float, bf16, double}; arithmetic in Accumulator<T>. The normed value is
+// rounded to T before the weight, as transformers does; gradients take that
+// rounding for the identity. Rows have last stride 1; w, rstd and dw are dense.
+// Memory-bound. Zhang & Sennrich 2019.
 #pragma once
 
 #include "kernels/kernel.h"

@@ -39,7 +39,9 @@ void rms_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
           rstd_N(i) = rstd;
 #pragma omp simd
           for (int64_t j = 0; j < d; ++j) {
-            store(y[j], load(x[j]) * rstd * load(w[j]));
+            T normed;
+            store(normed, load(x[j]) * rstd);
+            store(y[j], load(normed) * load(w[j]));
           }
         }
       });

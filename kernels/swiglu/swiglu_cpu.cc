@@ -37,7 +37,9 @@ void swiglu_forward(Launch l, View<const T> gate, View<const T> up, View<T> y,
                               T* out = &y(i, 0);
 #pragma omp simd
                               for (int64_t j = 0; j < f; ++j) {
-                                store(out[j], silu(load(g[j])) * load(u[j]));
+                                T gated;
+                                store(gated, silu(load(g[j])));
+                                store(out[j], load(gated) * load(u[j]));
                               }
                             }
                           });

@@ -28,11 +28,15 @@ INSTANTIATE_TEST_SUITE_P(
         UsageCase{
             "UnknownVerb", {"trian"}, {"'trian'", "did you mean 'train'"}},
         UsageCase{"FarVerb", {"zzz"}, {"no verb 'zzz'"}},
-        UsageCase{"Parity", {"parity"}, {"'parity' is not available"}},
+        UsageCase{"Parity", {"parity"}, {"--model is missing"}},
         UsageCase{"Plan", {"plan"}, {"'plan' is not available"}},
         UsageCase{"Schedule", {"schedule"}, {"'schedule' is not available"}},
         UsageCase{"Bench", {"bench"}, {"'bench' is not available"}},
-        UsageCase{"Ckpt", {"ckpt", "inspect"}, {"'ckpt' is not available"}},
+        UsageCase{"Ckpt", {"ckpt", "inspect"}, {"tapeline ckpt inspect DIR"}},
+        UsageCase{"CkptOfWhat", {"ckpt", "show", "x"}, {"ckpt inspect DIR"}},
+        UsageCase{"CkptDtype",
+                  {"ckpt", "export", "a", "b", "--dtype=f16"},
+                  {"--dtype is 'f16'"}},
         UsageCase{"UnknownFlag",
                   {"train", "--confg=a"},
                   {"--confg", "did you mean 'config'"}},
@@ -79,13 +83,13 @@ TEST_P(Usage, EndsWith64AndOneLine) {
 TEST(Help, ListsOnlyWhatWorks) {
   const ChildResult r = tapeline_run({"--help"});
   EXPECT_EQ(r.code, 0);
-  for (const char* verb : {"train", "generate", "eval"}) {
+  for (const char* verb : {"train", "generate", "eval", "ckpt", "parity"}) {
     EXPECT_NE(r.out.find(verb), std::string::npos) << verb;
     const ChildResult of = tapeline_run({verb, "--help"});
     EXPECT_EQ(of.code, 0);
     EXPECT_TRUE(of.out.starts_with(std::string("usage: tapeline ") + verb));
   }
-  for (const char* verb : {"parity", "plan", "bench", "ckpt"}) {
+  for (const char* verb : {"plan", "schedule", "bench"}) {
     EXPECT_EQ(r.out.find(verb), std::string::npos) << verb;
   }
 }

@@ -158,6 +158,7 @@ const std::map<std::string, std::pair<int, int>> kContributions = {
     {"mul", {2, 0}},
     {"reshape", {1, 0}},
     {"rms_norm", {1, 1}},
+    {"router_logits", {1, 1}},
     {"rope", {1, 0}},
     {"routed_swiglu", {1, 0}},
     {"router_weights", {1, 0}},

@@ -11,6 +11,7 @@
 #include "runtime/file.h"
 #include "runtime/safetensors.h"
 #include "runtime/status.h"
+#include "tests/support/tensor_file.h"
 #include "tools/parity/compare.h"
 #include "tools/parity/parity.h"
 
@@ -20,30 +21,6 @@ namespace {
 constexpr const char* kModel = "tests/data/glm/fp32";
 const std::set<std::string> kInputs = {
     "input_ids", "position_ids", "cu_seqlens", "labels", "labels_shifted"};
-
-struct File {
-  std::vector<NamedBytes> tensors;
-  std::map<std::string, std::vector<std::byte>> bytes;
-  std::map<std::string, std::string> metadata;
-};
-
-File read_all(const std::string& path) {
-  const absl::StatusOr<SafetensorsReader> reader =
-      SafetensorsReader::open(path);
-  CHECK(reader.ok()) << reader.status().message();
-  File file;
-  file.metadata = reader->metadata();
-  for (const TensorInfo& info : reader->tensors()) {
-    std::vector<std::byte>& bytes = file.bytes[info.name];
-    bytes.resize(info.bytes);
-    CHECK_OK(reader->read(info.name, bytes.data(), bytes.size()));
-    Shape shape;
-    for (const int64_t n : info.shape) shape.push_back(n);
-    file.tensors.push_back(
-        {info.name, *dtype_from_safetensors(info.dtype), shape, bytes.data()});
-  }
-  return file;
-}
 
 // A sign, or the lowest bit of an id, of an element that is not zero.
 bool flip(const NamedBytes& tensor, std::vector<std::byte>& bytes) {
@@ -91,7 +68,7 @@ class Negative : public testing::TestWithParam<std::string> {
       CHECK_OK(write_file_atomic(folder() + "/" + name, *text));
     }
   }
-  ParityReport run(const File& file) const {
+  ParityReport run(const TensorFile& file) const {
     const std::string path = folder() + "/" + GetParam() + ".safetensors";
     CHECK_OK(write_safetensors(path, file.tensors, file.metadata));
     absl::StatusOr<ParityReport> report =
@@ -110,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Negative,
                          [](const auto& info) { return info.param; });
 
 TEST_P(Negative, AFlippedElementOfEachQuantityIsNamed) {
-  File file = read_all(golden());
+  TensorFile file = read_tensor_file(golden());
   ASSERT_TRUE(run(file).pass()) << "a copy must pass";
   std::set<std::string> seen;
   for (const NamedBytes& tensor : file.tensors) {
@@ -147,7 +124,7 @@ TEST_P(Negative, AFlippedElementOfEachQuantityIsNamed) {
 }
 
 TEST_P(Negative, AnUnknownTensorIsNamed) {
-  File file = read_all(golden());
+  TensorFile file = read_tensor_file(golden());
   const float value = 1;
   file.tensors.push_back({"hidden.99", DType::kF32, Shape{1},
                           reinterpret_cast<const std::byte*>(&value)});

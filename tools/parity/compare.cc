@@ -147,7 +147,7 @@ absl::StatusOr<Tolerances> Tolerances::from_meta(const Json& meta, DType dtype,
 double Tolerances::of(const std::string& tensor, ValueKind kind) const {
   const double floor = floor_of(kind);
   if (floor == 0) return 0;
-  const auto found = own_.find(tensor);
+  const auto found = own_.find(tensor == "loss_fp64" ? "loss" : tensor);
   const double own = found == own_.end() ? 0 : found->second;
   if (dtype_ != DType::kBf16) return std::max(10 * own, floor);
   const auto typical = median_.find(
@@ -156,15 +156,14 @@ double Tolerances::of(const std::string& tensor, ValueKind kind) const {
                   typical == median_.end() ? floor : 2 * typical->second);
 }
 
-bool Tolerances::add_measured(const std::map<std::string, double>& golden,
-                              const std::map<std::string, double>& ours,
-                              bool listed) {
+bool Tolerances::add_measured(const Measured& measured) {
   const double most = dtype_ == DType::kBf16 ? 1.1 : 2.0;
   int64_t agree = 0, differ = 0;
   for (const auto& [name, own] : own_) {
-    const auto theirs = golden.find(name), mine = ours.find(name);
-    if (!listed || theirs == golden.end() || mine == ours.end() || own == 0 ||
-        name == "loss") {
+    const auto theirs = measured.golden.find(name);
+    const auto mine = measured.ours.find(name);
+    if (theirs == measured.golden.end() || mine == measured.ours.end() ||
+        own == 0 || name == "loss") {
       continue;
     }
     const double ratio = theirs->second / own;
@@ -173,9 +172,11 @@ bool Tolerances::add_measured(const std::map<std::string, double>& golden,
         mine->second <= std::max(2 * own, median_[kind_of_[name]]);
     ++(vouched ? agree : differ);
   }
-  if (listed && agree < 9 * differ + 1) return false;
-  for (const auto& [name, noise] : ours) {
-    if (std::isfinite(noise)) own_.try_emplace(name, noise);
+  if (measured.listed && agree < 9 * differ + 1) return false;
+  for (const auto& [name, noise] : measured.ours) {
+    if (!std::isfinite(noise)) continue;
+    double& own = own_.try_emplace(name, noise).first->second;
+    if (name == "loss" || measured.other_form) own = std::max(own, noise);
   }
   return true;
 }

@@ -37,15 +37,21 @@ class Tolerances {
     return own_.contains(tensor);
   }
 
-  // Noise of tensors that meta.json does not list: what the same rounding does
-  // to ours. `ours` and `golden` hold errors against our run in f64 under the
-  // golden's choices; only `ours` is taken, so a wrong golden widens nothing.
-  // With `listed` meta.json has to vouch for both first, else nothing is taken:
-  // in nine of ten tensors it lists, the golden's error is the noise it says
+  // Noise that meta.json does not list: what the same rounding does to ours.
+  // `ours` and `golden` hold errors against our run in f64 under the same
+  // choices; only `ours` is taken, so a wrong golden widens nothing. With
+  // `listed` meta.json has to vouch for both first, else nothing is taken: in
+  // nine of ten tensors it lists, the golden's error is the noise it says
   // (within 10 % in bf16, twofold in f32), and ours at most twice that. So
-  // neither does a wrong model.
-  bool add_measured(const std::map<std::string, double>& golden,
-                    const std::map<std::string, double>& ours, bool listed);
+  // neither does a wrong model. `other_form`: ours rounds elsewhere than the
+  // golden's form of attention, and its noise counts for listed tensors too.
+  // The noise of "loss" counts in any case: the one in meta.json is a single
+  // draw, which may be near zero by chance.
+  struct Measured {
+    std::map<std::string, double> golden, ours;
+    bool listed = true, other_form = false;
+  };
+  bool add_measured(const Measured& measured);
 
  private:
   DType dtype_ = DType::kF32;
