@@ -25,7 +25,9 @@ absl::StatusOr<MlaLmConfig> parse_deepseek_v3(const Json& json) {
   c.value_dim = 128;
   c.eps = 1e-6;
   const Json* selected = json.find("index_topk");
-  c.sparse = selected != nullptr && !selected->is_null();
+  const Json* type = json.find("model_type");
+  c.sparse = (selected != nullptr && !selected->is_null()) ||
+             (type != nullptr && *type == Json("deepseek_v32"));
   c.index_rope.interleaved = false;
   c.index_heads = 64;
   c.index_dim = 128;

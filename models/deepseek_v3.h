@@ -1,6 +1,7 @@
-// DeepSeek-V3 (Hugging Face model_type "deepseek_v3"); with index_topk in its
-// config.json, the sparse attention of DeepSeek-V3.2, whose indexer rotates
-// (j, j + R/2) pairs where the main attention rotates (2j, 2j+1).
+// DeepSeek-V3 (Hugging Face model_type "deepseek_v3"); as "deepseek_v32", or
+// with index_topk in its config.json, with the sparse attention of
+// DeepSeek-V3.2, whose indexer rotates (j, j + R/2) pairs where the main
+// attention rotates (2j, 2j+1).
 #pragma once
 
 #include "absl/status/statusor.h"

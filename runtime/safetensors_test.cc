@@ -43,12 +43,6 @@ std::string one(const std::string& name, int begin, int end) {
          std::to_string((end - begin) / 4) + "],\"data_offsets\":[" +
          std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
-std::string with(const std::string& dtype, const std::string& shape,
-                 const std::string& offsets) {
-  return "{\"a\":{\"dtype\":" + dtype + ",\"shape\":" + shape +
-         ",\"data_offsets\":" + offsets + "}}";
-}
-
 // Tensors with recognisable bytes.
 struct Items {
   std::vector<std::vector<std::byte>> bytes;

@@ -157,6 +157,7 @@ struct Family {
 };
 constexpr Family kFamilies[] = {
     {"deepseek_v3", make_mla<parse_deepseek_v3>},
+    {"deepseek_v32", make_mla<parse_deepseek_v3>},
     {"glm_moe_dsa", make_mla<parse_glm_moe_dsa>},
     {"llama", make_gqa<parse_llama>},
     {"qwen3", make_gqa<parse_qwen3>},
