@@ -162,6 +162,15 @@ const std::vector<InputCase>& input_cases() {
                 set("loss.mtp_depths=1");
        },
        {"num_nextn_predict_layers is 0"}},
+      {"MoreDepthsThanLayersOfTheirOwn",
+       [](const auto&) {
+         return set("model.num_nextn_predict_layers=2") +
+                set("loss.mtp_depths=3");
+       },
+       {"num_nextn_predict_layers is 2", "3 prediction depths"}},
+      {"FarTooManyDepths",
+       [](const auto&) { return set("loss.mtp_depths=4294967297"); },
+       {"loss.mtp_depths", "4294967297"}},
       {"NotAvailableYet",
        [](const auto&) { return set("device=cuda"); },
        {"device = cuda"}},

@@ -367,6 +367,31 @@ TEST_P(Family, GreedyIdsAreTheSameWithAndWithoutTheCache) {
   EXPECT_EQ(*cached.find("ids"), *whole.find("ids"));
 }
 
+TEST(PromptIds, AreContinuedLikeTheSameBytes) {
+  const std::string model = "tests/data/llama/fp32";
+  const ChildResult bytes =
+      tapeline_run({"generate", "--model", model, "--prompt", "Ab", "--json"});
+  const ChildResult ids = tapeline_run(
+      {"generate", "--model", model, "--prompt_ids", "65,98", "--json"});
+  ASSERT_EQ(bytes.code, 0) << bytes.err;
+  EXPECT_EQ(ids.out, bytes.out);
+  expect_failure(
+      tapeline_run({"generate", "--model", model, "--prompt_ids", "1,-2"}), 64,
+      {"1,-2"});
+  expect_failure(tapeline_run({"generate", "--model", model, "--prompt_ids",
+                               "1,2", "--prompt", "a"}),
+                 64, {"--prompt_ids"});
+}
+
+TEST(PromptIds, AModelWithATokenizerSaysThatBytesAreRead) {
+  const Folder folder("tests/data/llama/fp32");
+  folder.write("tokenizer.json", "{}");
+  const ChildResult r = tapeline_run(
+      {"generate", "--model", folder.path(), "--prompt", "a", "--json"});
+  EXPECT_EQ(r.code, 0);
+  EXPECT_NE(r.err.find("tokenizer.json is not used"), std::string::npos);
+}
+
 TEST_P(Family, IsEvaluated) {
   const TempFolder folder;
   const std::string text = folder.write("text.txt", sample_text(20));

@@ -22,10 +22,10 @@ TEST(ParityVerb, PrintsTheReportAsJson) {
   ASSERT_TRUE(json.ok()) << r.out;
   std::vector<std::string> keys;
   for (const auto& [key, value] : json->object()) keys.push_back(key);
-  EXPECT_EQ(keys,
-            (std::vector<std::string>{
-                "schema", "model", "golden", "kind", "dtype", "forms", "pass",
-                "in_golden", "inputs", "compared", "quantities", "unknown"}));
+  EXPECT_EQ(keys, (std::vector<std::string>{
+                      "schema", "model", "golden", "kind", "dtype", "forms",
+                      "pass", "in_golden", "inputs", "compared", "rows_tied",
+                      "quantities", "unknown"}));
   EXPECT_EQ(json->find("schema")->integer(), 1);
   EXPECT_EQ(json->find("kind")->string(), "main");
   EXPECT_EQ(json->find("dtype")->string(), "f32");

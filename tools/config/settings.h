@@ -118,7 +118,7 @@ void visit_settings(C& c, F&& f) {
 
   f("loss.mtp_weight", c.loss.mtp_weight, at_least(0),
     "of the mean loss of multi-token prediction");
-  f("loss.mtp_depths", c.loss.mtp_depths, at_least(-1),
+  f("loss.mtp_depths", c.loss.mtp_depths, between(-1, 64),
     "tokens predicted beyond the next; -1: one per MTP layer");
   f("loss.mtp_after_norm", c.loss.mtp_after_norm, any(),
     "MTP starts from the hidden state behind the final norm");

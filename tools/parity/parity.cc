@@ -202,6 +202,7 @@ absl::StatusOr<ParityReport> check_parity(const ParityOptions& options) {
     for (const std::string& name : computed.extra_gradients) {
       unknown.insert(absl::StrCat(name, " (not zero here, not in the golden)"));
     }
+    report.rows_tied = std::max(report.rows_tied, computed.rows_tied);
     runs.push_back({form, std::move(computed.values)});
     compare_run(runs.back(), tolerances);
   }

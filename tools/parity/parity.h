@@ -45,6 +45,8 @@ struct ParityReport {
   DType dtype = DType::kF32;
   std::vector<std::string> forms;  // of attention, that were run
   int64_t in_golden = 0, inputs = 0, compared = 0;
+  // Rows whose selection is a tie, resolved as in the golden; most of a form.
+  int64_t rows_tied = 0;
   std::vector<QuantityReport> quantities;  // by name
   // Tensors of the golden that nothing here computes, and gradients here that
   // it lacks.

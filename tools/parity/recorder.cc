@@ -1,6 +1,9 @@
 #include "tools/parity/recorder.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,6 +13,9 @@
 
 namespace tapeline {
 namespace {
+
+// Of the largest score of a row: fp32 rounding of sums over heads.
+constexpr double kTie = 1e-6;
 
 // Where a value belongs; empty: it has no name in goldens.
 std::string golden_name(const std::string& name, const std::string& path) {
@@ -59,6 +65,50 @@ void append_columns(Values& to, const Values& more) {
   to.shape = {to.shape[0], static_cast<int64_t>(have + add)};
 }
 
+// Row t of ids; of keys without padding, ascending. What is no id becomes an
+// id that nothing has.
+std::vector<int32_t> row_ids(const Values& ids, size_t t, size_t width,
+                             bool keys) {
+  std::vector<int32_t> row;
+  for (size_t i = t * width; i < (t + 1) * width; ++i) {
+    const double id = ids.v[i];
+    if (keys && id == -1) continue;
+    row.push_back(id >= 0 && id < 1 << 30 ? static_cast<int32_t>(id) : 1 << 30);
+  }
+  if (keys) std::sort(row.begin(), row.end());
+  return row;
+}
+
+// Are the scores of the two rows' keys the same but for rounding?
+bool same_scores(const double* scores, size_t keys,
+                 const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  const auto sorted = [&](const std::vector<int32_t>& row) {
+    std::vector<double> s;
+    for (const int32_t id : row) {
+      if (id < 0) continue;
+      s.push_back(static_cast<size_t>(id) < keys
+                      ? scores[id]
+                      : std::numeric_limits<double>::quiet_NaN());
+    }
+    std::sort(s.begin(), s.end());
+    return s;
+  };
+  if (std::set<int32_t>(a.begin(), a.end()).size() !=
+      std::set<int32_t>(b.begin(), b.end()).size()) {
+    return false;
+  }
+  const std::vector<double> of_a = sorted(a), of_b = sorted(b);
+  double most = 0;
+  for (size_t j = 0; j < keys; ++j) {
+    if (std::isfinite(scores[j])) most = std::max(most, std::abs(scores[j]));
+  }
+  if (of_a.size() != of_b.size()) return false;
+  for (size_t i = 0; i < of_a.size(); ++i) {
+    if (!(std::abs(of_a[i] - of_b[i]) <= kTie * most)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void Recorder::keep(const std::string& key, Values values) {
@@ -90,45 +140,73 @@ void Recorder::gradient(const char* name, const std::string& path,
   }
 }
 
+// Rows of the golden's ids; of keys ascending and padded at the end, as the
+// model has them.
+Tensor Recorder::injected(const std::string& key, bool keys,
+                          const Tensor& ids) {
+  const auto found = choices_->find(key);
+  if (found == choices_->end()) {
+    status_ = absl::NotFoundError(
+        absl::StrCat("the golden holds no ", key, " to inject"));
+    return ids;
+  }
+  const auto tokens = static_cast<size_t>(ids.size(0));
+  const auto width = static_cast<size_t>(ids.size(1));
+  const size_t given = tokens == 0 ? 0 : found->second.v.size() / tokens;
+  std::vector<int32_t> all;
+  for (size_t t = 0; t < tokens; ++t) {
+    std::vector<int32_t> row = row_ids(found->second, t, given, keys);
+    if (row.size() > width || (!keys && row.size() != width)) {
+      status_ = absl::InvalidArgumentError(
+          absl::StrCat(key, " has ", row.size(), " ids in row ", t,
+                       ", the model uses ", width));
+      return ids;
+    }
+    row.resize(width, -1);
+    all.insert(all.end(), row.begin(), row.end());
+  }
+  return Tensor::from(all, ids.shape());
+}
+
+Tensor Recorder::tie_broken(const std::string& key, const Tensor& ids) {
+  std::string scores_key = key;
+  scores_key.replace(key.find("index_ids"), 9, "index_scores");
+  const auto golden = ties_.find(key);
+  const auto scores = values_.find(scores_key);
+  const auto tokens = static_cast<size_t>(ids.size(0));
+  const auto width = static_cast<size_t>(ids.size(1));
+  if (golden == ties_.end() || scores == values_.end() || tokens == 0 ||
+      golden->second.v.size() != tokens * width) {
+    return ids;
+  }
+  std::vector<int32_t> all = ids.to_vector<int32_t>();
+  const size_t keys = scores->second.v.size() / tokens;
+  for (size_t t = 0; t < tokens; ++t) {
+    std::vector<int32_t> row = row_ids(golden->second, t, width, true);
+    row.resize(width, -1);
+    const auto own = all.begin() + static_cast<std::ptrdiff_t>(t * width);
+    if (std::equal(row.begin(), row.end(), own)) continue;
+    if (!same_scores(scores->second.v.data() + t * keys, keys, row,
+                     {own, own + static_cast<std::ptrdiff_t>(width)})) {
+      continue;
+    }
+    std::copy(row.begin(), row.end(), own);
+    ++rows_tied_;
+  }
+  return Tensor::from(all, ids.shape());
+}
+
 Tensor Recorder::choice(const char* name, const std::string& path,
                         const Tensor& ids) {
   const std::string key = golden_name(name, path);
-  const auto tokens = static_cast<size_t>(ids.size(0));
+  const bool keys = std::string_view(name) == "index_ids";
   Tensor used = ids;
   if (choices_ != nullptr) {
-    const auto found = choices_->find(key);
-    if (found == choices_->end()) {
-      status_ = absl::NotFoundError(
-          absl::StrCat("the golden holds no ", key, " to inject"));
-      return ids;
-    }
-    // Key ids ascend and are padded at the end, whatever the golden's order.
-    const bool keys = std::string_view(name) == "index_ids";
-    const size_t width = static_cast<size_t>(ids.size(1));
-    const size_t given = found->second.v.size() / tokens;
-    std::vector<int32_t> all;
-    for (size_t t = 0; t < tokens; ++t) {
-      std::vector<int32_t> row;
-      for (size_t i = 0; i < given; ++i) {
-        const double id = found->second.v[t * given + i];
-        if (id >= 0 || !keys) row.push_back(static_cast<int32_t>(id));
-      }
-      if (keys) std::sort(row.begin(), row.end());
-      if (row.size() > width || (!keys && row.size() != width)) {
-        status_ = absl::InvalidArgumentError(
-            absl::StrCat(key, " has ", row.size(), " ids in row ", t,
-                         ", the model uses ", width));
-        return ids;
-      }
-      row.resize(width, -1);
-      all.insert(all.end(), row.begin(), row.end());
-    }
-    used = Tensor::from(all, ids.shape());
-    ++choices_used_;
+    used = injected(key, keys, ids);
+  } else if (keys) {
+    used = tie_broken(key, ids);
   }
-  if (std::string_view(name) == "router_ids") {
-    keep(key, values_of(used, ValueKind::kExperts));
-  }
+  if (!keys) keep(key, values_of(used, ValueKind::kExperts));
   return used;
 }
 

@@ -24,6 +24,7 @@ struct Run {
   const Golden& golden;
   const ComputeOptions& options;
   NamedValues out = {};
+  int64_t rows_tied = 0;
 
   absl::StatusOr<Model> load(IndexerTraining indexer) const {
     ModelChoices choices;
@@ -85,6 +86,7 @@ absl::Status run_pass(Run& run, LanguageModel& model, double indexer_weight,
     run.out[absl::StrCat("mtp_labels.", d)] =
         values_of(batch.mtp[d].label_T, ValueKind::kExact);
   }
+  run.rows_tied += recorder.rows_tied();
   return recorder.status();
 }
 
@@ -147,7 +149,7 @@ void add_margins(Run& run, LanguageModel& model, const NamedValues& observed) {
 
 absl::Status run_main(Run& run, std::vector<std::string>& extra) {
   ASSIGN_OR_RETURN(const Model model, run.load(IndexerTraining::kFrozen));
-  Recorder recorder(run.options.choices);
+  Recorder recorder(run.options.choices, run.golden.values);
   Pass pass;
   RETURN_IF_ERROR(run_pass(run, *model, 0, pass, recorder));
   run.out.insert(recorder.values().begin(), recorder.values().end());
@@ -189,7 +191,7 @@ absl::Status run_indexer_stage(Run& run, IndexerTraining training,
                                const std::string& stage) {
   ASSIGN_OR_RETURN(const Model model, run.load(training));
   const auto tokens = static_cast<int64_t>(run.golden.batch.ids.size());
-  Recorder recorder(nullptr);
+  Recorder recorder(nullptr, run.golden.values);
   Pass pass;
   RETURN_IF_ERROR(
       run_pass(run, *model, 1.0 / static_cast<double>(tokens), pass, recorder));
@@ -262,7 +264,7 @@ Tensor sequence_balance(const Tensor& logits, const Tensor& ids,
 
 absl::Status run_router(Run& run) {
   ASSIGN_OR_RETURN(const Model model, run.load(IndexerTraining::kFrozen));
-  Recorder recorder(nullptr);
+  Recorder recorder(nullptr, run.golden.values);
   Pass pass;
   RETURN_IF_ERROR(run_pass(run, *model, 0, pass, recorder));
   for (const auto& [key, logits] : recorder.values()) {
@@ -393,6 +395,7 @@ absl::StatusOr<Computed> compute(const Golden& golden,
   }
   RETURN_IF_ERROR(status);
   computed.values = std::move(run.out);
+  computed.rows_tied = run.rows_tied;
   return computed;
 }
 

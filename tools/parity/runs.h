@@ -16,6 +16,8 @@ struct Computed {
   NamedValues values;
   // Gradients that are not zero, of tensors the golden has no gradient of.
   std::vector<std::string> extra_gradients;
+  // Rows of key ids taken from the golden because their scores tie.
+  int64_t rows_tied = 0;
 };
 
 struct ComputeOptions {

@@ -64,6 +64,7 @@ Json to_json(const ParityFlags& f, const ParityReport& report) {
   out["in_golden"] = report.in_golden;
   out["inputs"] = report.inputs;
   out["compared"] = report.compared;
+  out["rows_tied"] = report.rows_tied;
   Json::Array quantities;
   for (const QuantityReport& q : report.quantities) {
     Json item;
@@ -99,6 +100,10 @@ void print(const ParityFlags& f, const ParityReport& report) {
                 << ", tolerance " << c.tolerance << ", form " << c.form
                 << (c.note.empty() ? "" : "; ") << c.note << "\n";
     }
+  }
+  if (report.rows_tied > 0) {
+    std::cout << "  " << report.rows_tied
+              << " rows of selected keys tie and were taken from the golden\n";
   }
   for (const std::string& name : report.unknown) {
     std::cout << "  FAIL  " << name << "\n";
