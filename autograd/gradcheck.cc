@@ -274,7 +274,8 @@ Gradcheck::Gradients Gradcheck::replay(const Contribution* scaled_one,
       node.input_slots[i] = slots[i] == 0 ? 0 : i + 1;
     }
     ParameterGradients own;
-    Backward b(tape, node, own, output_grads.data(), Retain::kYes);
+    Backward b(tape, node, own, output_grads.data(), Retain::kYes,
+               Parts::kInputs);
     node.backward_inputs(b);
     if (node.has_weights()) b.run_weights();
     for (int i = 0; i < node.inputs; ++i) {

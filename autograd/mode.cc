@@ -63,6 +63,10 @@ LayerScope::LayerScope(std::string_view name, int index)
 }
 LayerScope::~LayerScope() { current_scope = previous_; }
 
+internal::LayerScopeAt::LayerScopeAt(uint32_t scope)
+    : previous_(std::exchange(current_scope, scope)) {}
+internal::LayerScopeAt::~LayerScopeAt() { current_scope = previous_; }
+
 uint32_t layer_scope() { return current_scope; }
 
 std::string layer_path(uint32_t scope) {

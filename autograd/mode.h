@@ -60,4 +60,18 @@ class LayerScope {
 uint32_t layer_scope();
 std::string layer_path(uint32_t scope);
 
+namespace internal {
+// Back at a path that was current before: a replay.
+class LayerScopeAt {
+ public:
+  explicit LayerScopeAt(uint32_t scope);
+  ~LayerScopeAt();
+  LayerScopeAt(const LayerScopeAt&) = delete;
+  LayerScopeAt& operator=(const LayerScopeAt&) = delete;
+
+ private:
+  uint32_t previous_;
+};
+}  // namespace internal
+
 }  // namespace tapeline

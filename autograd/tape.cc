@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "autograd/anomaly_recorder.h"
+#include "autograd/checkpoint_frame.h"
 #include "autograd/tape_state.h"
 #include "kernels/elementwise/elementwise.h"
 #include "runtime/access.h"
@@ -72,6 +73,10 @@ std::string tape_name(uint64_t id) {
 // The slot of an input on this tape; 0 if it wants no gradient.
 uint32_t slot_on(const Tape::State& tape, const Tensor& x, const char* op) {
   if (!x.requires_grad) return 0;
+  if (x.tape != tape.id && !tape.captures.empty()) {
+    const auto captured = tape.captures.find({x.tape, x.slot});
+    if (captured != tape.captures.end()) return captured->second;
+  }
   CHECK_EQ(x.tape, tape.id)
       << "[" << op << "] a tensor of " << tape_name(x.tape)
       << " is used on tape '" << tape.name << "': " << x
@@ -202,6 +207,12 @@ Recording begin(const char* name, std::span<const Tensor* const> inputs,
   if (mode == GradMode::kOff || (mode == GradMode::kOn && current == nullptr)) {
     return Recording::kNo;
   }
+  if (FrameScope* frame = FrameScope::current()) {
+    frame->note_op(name);
+    for (const Tensor* input : inputs) {
+      if (mode == GradMode::kShadow) frame->note_input(*input);
+    }
+  }
   bool wanted = false;
   for (const Tensor* input : inputs) wanted |= input->requires_grad;
   for (const Parameter* p : parameters) wanted |= p->trainable();
@@ -255,6 +266,11 @@ const Tensor& Backward::accumulator(const ParameterUse& use) {
   return sum;
 }
 
+Tensor Backward::take(int input) {
+  const uint32_t slot = node_.input_slots[input];
+  return slot == 0 ? Tensor() : std::exchange(tape_.slots[slot], {});
+}
+
 void Backward::run_weights() {
   node_.backward_weights(*this);
   for (size_t i = 0; i < added_to_.size(); ++i) {
@@ -277,8 +293,6 @@ bool ready(std::span<Tensor> gradients) {
   return any;
 }
 
-enum class Parts { kBoth, kInputs };
-
 std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
                           ParameterGradients& parameters, Parts parts,
                           Retain retain) {
@@ -286,7 +300,20 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
                         << "' was already run backward; keep it with "
                            "Retain::kYes";
   CHECK(!tape.running) << "tape '" << tape.name << "' is running backward";
-  tape.running = true;
+  // Also when a replayed function throws: a retained tape can run again, any
+  // other has lost nodes.
+  struct Running {
+    Tape::State& tape;
+    Retain retain;
+    Running(Tape::State& t, Retain r) : tape(t), retain(r) {
+      tape.running = true;
+    }
+    ~Running() {
+      tape.slots.clear();
+      tape.running = false;
+      tape.consumed = retain == Retain::kNo;
+    }
+  } const running(tape, retain);
   GradModeScope off(GradMode::kOff);
   tape.slots.assign(tape.next_slot, Tensor());
   for (const Seed& seed : seeds) {
@@ -306,7 +333,7 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
                                   node.outputs);
     bool keep = retain == Retain::kYes;
     if (ready(grads)) {
-      Backward b(tape, node, parameters, grads.data(), retain);
+      Backward b(tape, node, parameters, grads.data(), retain, parts);
       node.backward_inputs(b);
       if (node.has_weights()) {
         if (parts == Parts::kBoth) {
@@ -327,9 +354,6 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
     inputs.push_back(!gradient || gradient.contiguous() ? std::move(gradient)
                                                         : gradient.clone());
   }
-  tape.slots.clear();
-  tape.running = false;
-  tape.consumed = retain == Retain::kNo;
   return inputs;
 }
 
@@ -364,7 +388,8 @@ void Tape::backward_weights(ParameterGradients& grads) {
   for (size_t i = tape.weight_stash.size(); i-- > 0;) {
     if (tape.weight_stash[i].empty()) continue;
     Node& node = *tape.nodes[i];
-    Backward b(tape, node, grads, tape.weight_stash[i].data(), Retain::kNo);
+    Backward b(tape, node, grads, tape.weight_stash[i].data(), Retain::kNo,
+               Parts::kInputs);
     b.run_weights();
     tape.weight_stash[i].clear();
     tape.free_node(i);

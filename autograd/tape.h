@@ -95,6 +95,8 @@ class ParameterUse {
 };
 
 enum class Retain : bool { kNo, kYes };
+// What a backward does of each node: I and W, or I alone.
+enum class Parts : uint8_t { kBoth, kInputs };
 
 // The gradients of a scalar (or of several outputs) that start a backward.
 struct Seed {
@@ -174,20 +176,25 @@ auto record(F&& f) -> Recorded<std::invoke_result_t<F>> {
 class Backward {
  public:
   Backward(Tape::State& tape, Node& node, ParameterGradients& grads,
-           const Tensor* output_grads, Retain retain)
+           const Tensor* output_grads, Retain retain, Parts parts)
       : tape_(tape),
         node_(node),
         grads_(grads),
         output_grads_(output_grads),
-        retain_(retain) {}
+        retain_(retain),
+        parts_(parts) {}
 
   // Contiguous; undefined if nothing flowed into that output.
   const Tensor& grad(int output = 0) const { return output_grads_[output]; }
   bool needs(int input) const { return node_.input_slots[input] != 0; }
   // Will this node run again? Then it must not overwrite what it saved.
   bool retained() const { return retain_ == Retain::kYes; }
+  Parts parts() const { return parts_; }
   // Gives a gradient to an input that needs it (else does nothing).
   void add(int input, Tensor gradient);
+  // Takes out what later uses of an input gave it so far; undefined if none.
+  // The node adds it to its own and gives the sum to add().
+  Tensor take(int input);
   // What the W part adds into.
   const Tensor& accumulator(const ParameterUse& use);
   // Runs the node's W part.
@@ -200,6 +207,7 @@ class Backward {
   ParameterGradients& grads_;
   const Tensor* output_grads_;
   Retain retain_;
+  Parts parts_;
   std::vector<Tensor> added_to_;  // in anomaly mode
 };
 
@@ -240,6 +248,16 @@ N* push(const char* name, std::initializer_list<const Tensor*> inputs,
   return push_many<N>(name, {inputs.begin(), inputs.size()},
                       {outputs.begin(), outputs.size()},
                       {parameters.begin(), parameters.size()});
+}
+
+// The same whatever the inputs are: a node whose outputs require grad.
+template <class N>
+N* push_always(const char* name, std::span<const Tensor* const> inputs,
+               std::span<Tensor* const> outputs) {
+  for (Tensor* output : outputs) output->requires_grad = true;
+  N* node = new (internal::allocate_node(sizeof(N))) N;
+  internal::finish(node, name, inputs, outputs);
+  return node;
 }
 
 // Nodes alive in the process, for leak tests.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "autograd/tape.h"
 
 namespace tapeline {
@@ -27,6 +28,8 @@ struct Tape::State {
   // Nodes not freed yet. Written by the tape's thread alone, so without the
   // price of a shared counter.
   std::atomic<int64_t> live{0};
+  // Of a replay's tape: inputs by the (tape, slot) they have outside.
+  absl::flat_hash_map<std::pair<uint64_t, uint32_t>, uint32_t> captures;
   bool consumed = false, running = false;
 
   ~State();

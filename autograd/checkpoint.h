@@ -1,0 +1,166 @@
+// checkpoint: forgets what a function saves and makes it again in backward.
+//
+//   x = checkpoint(recompute, layer, x, ctx);      // layer(x, ctx)
+//
+// The function runs once without recording (Shadow mode), and one node takes
+// its place on the tape. Backward replays it on a local tape, with gradients
+// going to the caller's sums in the order they would have without checkpoint:
+// the bits are the same.
+//
+// Inputs and outputs are trees of tensors (runtime/tree.h). Gradients flow to
+// the tensors of `in` and to tensors that the function captured; parameters
+// get theirs directly. The node exists if an output requires grad: there is no
+// special case for detached inputs or frozen blocks. Saved inputs go through
+// the hooks around the call. Integer outputs are passed on as they are.
+//
+// `fn` and `context` are taken by reference and live until the tape is done.
+// The function is a function of inputs, captures and context as they were: a
+// captured tensor that was written since, another output structure or other
+// ops on the replay are a CHECK that names the layer. Checkpoints nest.
+//
+//   stash(f)   what a replay must not decide again (selected keys, chosen
+//              experts): f runs once without grad, the value is kept, and a
+//              replay gets the same value. Outside of a checkpoint just f().
+//   once(f)    side effects (counters, statistics): not on a replay.
+//
+// Per thread, like the tape. Source: contracts of checkpoint by replay as in
+// Chen et al. 2016 (arXiv 1604.06174) and PyTorch's reentrant checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "autograd/mode.h"
+#include "runtime/check.h"
+#include "runtime/tensor.h"
+#include "runtime/tree.h"
+
+namespace tapeline {
+
+enum class Phase : uint8_t { kOriginal, kReplay };
+// Of the innermost checkpoint that runs; kOriginal outside.
+Phase phase();
+
+// Since the process began: replays run, values read from stashes.
+struct CheckpointCounters {
+  int64_t replays = 0, stash_reads = 0;
+};
+CheckpointCounters checkpoint_counters();
+
+namespace internal {
+
+// The function with its types erased: tensors of `in` to tensors of the output.
+class CheckpointBody {
+ public:
+  virtual ~CheckpointBody() = default;
+  virtual std::vector<Tensor> run(const std::vector<Tensor>& leaves) = 0;
+};
+
+// The output's tensors, on the current tape.
+std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
+                                   const std::vector<Tensor>& leaves);
+
+// The next kept value of the frame that runs, or null if it is to be made: then
+// keep_stash() follows. `type` has to be the same on a replay.
+bool stashing();
+std::shared_ptr<void> next_stash(const std::type_info& type);
+void keep_stash(std::shared_ptr<void> value, const std::type_info& type);
+
+template <class Tree>
+std::vector<Tensor> tensors_of(Tree& tree) {
+  std::vector<Tensor> out;
+  visit(tree, [&](const std::string&, auto& leaf) {
+    static_assert(std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>,
+                  "a checkpoint's inputs and outputs are tensors");
+    out.push_back(leaf);
+  });
+  return out;
+}
+template <class Tree>
+void set_tensors(Tree& tree, const std::vector<Tensor>& tensors) {
+  size_t i = 0;
+  visit(tree, [&](const std::string&, auto& leaf) { leaf = tensors[i++]; });
+  CHECK_EQ(i, tensors.size());
+}
+
+template <class F, class In, class... Context>
+class TypedBody : public CheckpointBody {
+ public:
+  using Out =
+      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
+
+  TypedBody(F& fn, const In& in, Context&... context)
+      : fn_(fn), context_(context...), in_(in) {
+    // The node keeps the structure; the tensors are saved through hooks.
+    set_tensors(in_, std::vector<Tensor>(tensors_of(in_).size()));
+  }
+
+  std::vector<Tensor> run(const std::vector<Tensor>& leaves) override {
+    In in = in_;
+    set_tensors(in, leaves);
+    Out out = std::apply([&](auto&... c) { return fn_(in, c...); }, context_);
+    std::vector<Tensor> tensors = tensors_of(out);
+    if (!out_) out_ = std::make_unique<Out>(std::move(out));
+    return tensors;
+  }
+  // The first run's output, which is not kept.
+  Out take() {
+    Out out = std::move(*out_);
+    *out_ = {};
+    return out;
+  }
+
+ private:
+  F& fn_;
+  std::tuple<Context&...> context_;
+  In in_;
+  std::unique_ptr<Out> out_;
+};
+
+}  // namespace internal
+
+template <class F, class In, class... Context>
+auto checkpoint(bool recompute, F& fn, const In& in, Context&... context) {
+  using Body = internal::TypedBody<F, In, Context...>;
+  if (!recompute || grad_mode() == GradMode::kOff) {
+    return typename Body::Out(fn(in, context...));
+  }
+  auto body = std::make_shared<Body>(fn, in, context...);
+  const std::vector<Tensor> outputs =
+      internal::run_checkpoint(body, internal::tensors_of(in));
+  typename Body::Out out = body->take();
+  internal::set_tensors(out, outputs);
+  return out;
+}
+
+template <class F>
+auto stash(F&& f) -> std::invoke_result_t<F> {
+  using T = std::invoke_result_t<F>;
+  const auto make = [&] {
+    const GradModeScope off(GradMode::kOff);
+    return f();
+  };
+  if (!internal::stashing()) return make();
+  if (std::shared_ptr<void> kept = internal::next_stash(typeid(T))) {
+    return *static_cast<T*>(kept.get());
+  }
+  auto value = std::make_shared<T>(make());
+  for (const Tensor& t : internal::tensors_of(*value)) {
+    CHECK(!t.requires_grad) << "[stash] " << t << " requires a gradient";
+  }
+  internal::keep_stash(value, typeid(T));
+  return *value;
+}
+
+template <class F>
+void once(F&& f) {
+  if (phase() == Phase::kOriginal) f();
+}
+
+}  // namespace tapeline

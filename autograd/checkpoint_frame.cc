@@ -1,0 +1,92 @@
+#include "autograd/checkpoint_frame.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "runtime/check.h"
+
+namespace tapeline::internal {
+namespace {
+
+thread_local FrameScope* running = nullptr;
+
+std::string where() {
+  return "[checkpoint] replay of layer '" + layer_path(layer_scope()) +
+         "' differs: ";
+}
+
+}  // namespace
+
+FrameScope::FrameScope(CheckpointFrame& frame, Phase phase)
+    : frame_(frame),
+      phase_(phase),
+      first_(!frame.complete),
+      outer_(std::exchange(running, this)) {
+  // A first run that did not end (an exception) leaves nothing.
+  if (first_) frame_ = {};
+}
+FrameScope::~FrameScope() { running = outer_; }
+
+FrameScope* FrameScope::current() { return running; }
+
+std::shared_ptr<void> FrameScope::next_stash(const std::type_info& type) {
+  if (first_) return nullptr;
+  CHECK(stash_ < frame_.stash.size() && *frame_.stash[stash_].type == type)
+      << where() << "stash number " << stash_ << " of " << frame_.stash.size()
+      << " is missing or of another type";
+  return frame_.stash[stash_++].value;
+}
+
+std::shared_ptr<CheckpointFrame> FrameScope::next_child() {
+  if (first_) {
+    return frame_.children.emplace_back(std::make_shared<CheckpointFrame>());
+  }
+  CHECK(child_ < frame_.children.size())
+      << where() << "more checkpoints inside than the first time";
+  return frame_.children[child_++];
+}
+
+void FrameScope::check_complete() const {
+  if (first_) {
+    frame_.complete = true;
+    return;
+  }
+  CHECK(stash_ == frame_.stash.size() && child_ == frame_.children.size())
+      << where() << stash_ << " of " << frame_.stash.size()
+      << " stashed values and " << child_ << " of " << frame_.children.size()
+      << " checkpoints inside were used";
+  CHECK_EQ(op_, frame_.ops.size())
+      << where() << "op number " << op_ << " would be "
+      << frame_.ops[std::min(op_, frame_.ops.size() - 1)] << "; ";
+}
+
+std::vector<TouchedTensor> FrameScope::take_touched() {
+  return std::move(touched_);
+}
+
+void FrameScope::note_op(const char* name) {
+  if (std::strcmp(name, "observe") == 0) return;  // whoever looks
+  if (first_) {
+    frame_.ops.push_back(name);
+    return;
+  }
+  CHECK(op_ < frame_.ops.size() && std::strcmp(frame_.ops[op_], name) == 0)
+      << where() << "op number " << op_ << " is " << name << ", it was "
+      << (op_ < frame_.ops.size() ? frame_.ops[op_] : "none");
+  ++op_;
+}
+
+void FrameScope::note_input(const Tensor& x) {
+  if (!x.requires_grad || x.tape == 0) return;
+  for (FrameScope* scope = this; scope != nullptr; scope = scope->outer_) {
+    const auto known =
+        std::find_if(scope->touched_.begin(), scope->touched_.end(),
+                     [&](const TouchedTensor& t) { return t.is(x); });
+    if (known != scope->touched_.end()) continue;
+    scope->touched_.push_back(
+        {x.detach(), x.tape, x.slot, x.storage()->version(), -1});
+  }
+}
+
+}  // namespace tapeline::internal

@@ -1,0 +1,75 @@
+// What a checkpoint keeps between its first run and its replays, for the files
+// of this folder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <typeinfo>
+#include <vector>
+
+#include "autograd/checkpoint.h"
+#include "autograd/mode.h"
+#include "runtime/tensor.h"
+
+namespace tapeline::internal {
+
+// Of one call of one checkpoint. Read by index: a retained tape replays it
+// again.
+struct CheckpointFrame {
+  struct Stashed {
+    std::shared_ptr<void> value;
+    const std::type_info* type;
+  };
+  std::vector<Stashed> stash;
+  std::vector<std::shared_ptr<CheckpointFrame>> children;  // nested, in order
+  std::vector<const char*> ops;  // names, in order: replays run the same
+  bool complete = false;         // the first run is over
+};
+
+// A differentiable tensor of a tape that a Shadow run used: an edge of the
+// checkpoint's node.
+struct TouchedTensor {
+  Tensor value;
+  uint64_t tape = 0;
+  uint32_t slot = 0;
+  uint32_t version = 0;
+  int leaf = -1;  // explicit input whose saved tensor holds the value
+
+  bool is(const Tensor& x) const { return x.tape == tape && x.slot == slot; }
+};
+
+// A run of a checkpointed function on this thread.
+class FrameScope {
+ public:
+  FrameScope(CheckpointFrame& frame, Phase phase);
+  ~FrameScope();
+  FrameScope(const FrameScope&) = delete;
+  FrameScope& operator=(const FrameScope&) = delete;
+
+  static FrameScope* current();
+
+  Phase phase() const { return phase_; }
+  CheckpointFrame& frame() { return frame_; }
+  // The next kept value of this run, or null in a first run.
+  std::shared_ptr<void> next_stash(const std::type_info& type);
+  std::shared_ptr<CheckpointFrame> next_child();
+  // CHECKs that a replay used everything that was kept, or completes a first
+  // run.
+  void check_complete() const;
+  std::vector<TouchedTensor> take_touched();
+
+  // An op that is recorded or would be. In Shadow mode its inputs are noted.
+  void note_op(const char* name);
+  void note_input(const Tensor& x);
+
+ private:
+  CheckpointFrame& frame_;
+  const Phase phase_;
+  const bool first_;
+  FrameScope* const outer_;
+  size_t stash_ = 0, child_ = 0, op_ = 0;
+  std::vector<TouchedTensor> touched_;
+};
+
+}  // namespace tapeline::internal
