@@ -225,13 +225,22 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
   RopeConfig rope;
   rope.dim = dim;
   ASSIGN_OR_RETURN(rope.theta, number("rope_theta", rope.theta));
-  if (!(rope.theta > 1)) {
+  const auto above_one = [&]() -> absl::Status {
+    if (rope.theta > 1) return absl::OkStatus();
     return error(
         absl::StrCat("rope_theta is ", rope.theta, ", it must be above 1"));
-  }
+  };
   const Json* object = find("rope_parameters");
-  if (object == nullptr) object = find("rope_scaling");
-  if (object == nullptr) return rope;
+  const Json* old = find("rope_scaling");
+  if (object != nullptr && old != nullptr && !(*object == *old)) {
+    return error(absl::StrCat("rope_parameters is ", object->dump(),
+                              ", but rope_scaling is ", old->dump()));
+  }
+  if (object == nullptr) object = old;
+  if (object == nullptr) {
+    RETURN_IF_ERROR(above_one());
+    return rope;
+  }
   if (!object->is_object()) {
     return error(
         absl::StrCat("rope_parameters is ", object->dump(), ", not an object"));
@@ -243,10 +252,7 @@ absl::StatusOr<RopeConfig> ConfigReader::rope(int64_t dim) const {
                               ", but rope_parameters.rope_theta is ", theta));
   }
   rope.theta = theta;
-  if (!(rope.theta > 0)) {
-    return error(
-        absl::StrCat("rope_theta is ", rope.theta, ", it must be positive"));
-  }
+  RETURN_IF_ERROR(above_one());
   ASSIGN_OR_RETURN(const std::string old_type, r.string("type", "default"));
   ASSIGN_OR_RETURN(const std::string type, r.string("rope_type", old_type));
   if (type == "default") return rope;

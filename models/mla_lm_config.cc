@@ -24,7 +24,7 @@ absl::Status read_index_types(ConfigReader& r, MlaLmConfig& c) {
   const int total = c.total_layers();
   c.full_index.assign(total, true);
   const auto fill = [&](const std::vector<bool>& types) {
-    // Lists may leave the MTP layers out: the first owns an indexer.
+    // Lists may leave the MTP layers out: those own an indexer.
     for (size_t i = 0; i < types.size(); ++i) c.full_index[i] = types[i];
   };
   const auto check_size = [&](const char* key, size_t size) {
@@ -175,6 +175,16 @@ absl::Status read_attention(ConfigReader& r, MlaLmConfig& c) {
     return r.error(absl::StrCat("kv_lora_rank + qk_rope_head_dim is ",
                                 c.latent_rank + c.rope_dim,
                                 ", the most allowed is ", kMostKeyDim));
+  }
+  // Plain attention over selected keys has value and key side by side.
+  const int64_t head = c.nope_dim + c.rope_dim;
+  if (head > kMostKeyDim || c.value_dim > kMostKeyDim ||
+      (c.sparse && head + c.value_dim > kMostKeyDim)) {
+    return r.error(absl::StrCat(
+        "heads are too wide: qk_nope_head_dim + "
+        "qk_rope_head_dim is ",
+        head, " and v_head_dim is ", c.value_dim, ", the most allowed is ",
+        kMostKeyDim, c.sparse ? " together" : " each"));
   }
   if (c.rope_dim % 2 != 0) {
     return r.error(

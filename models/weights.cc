@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -22,17 +23,15 @@ void NameTable::add(std::string path_prefix, std::string name_prefix,
     for (std::string_view name : rule.names) {
       names.push_back(name_prefix + std::string(name));
     }
-    entries_.emplace_back(path_prefix + std::string(rule.path),
-                          std::move(names));
+    entries_.try_emplace(path_prefix + std::string(rule.path),
+                         std::move(names));
   }
 }
 
 std::vector<std::string> NameTable::find(const std::string& path) const {
-  for (const auto& [known, names] : entries_) {
-    if (known == path) return names;
-  }
-  CHECK(false) << "no file name is known for " << path;
-  return {};
+  const auto found = entries_.find(path);
+  CHECK(found != entries_.end()) << "no file name is known for " << path;
+  return found->second;
 }
 
 Tensor NamedTensor::block(const Tensor& of) const {
@@ -244,7 +243,7 @@ absl::StatusOr<std::vector<TensorCopy>> find_copies(
     const TensorInfo* info = reader.find(copy.name);
     if (info == nullptr) continue;
     ASSIGN_OR_RETURN(const TensorInfo* of, reader.require(copy.of));
-    bool equal = info->bytes == of->bytes && info->dtype == of->dtype;
+    bool equal = info->shape == of->shape && info->dtype == of->dtype;
     // In pieces: an embedding may be larger than what is free.
     constexpr uint64_t kPiece = uint64_t{1} << 22;
     std::vector<std::byte> a(std::min(info->bytes, kPiece)), b(a.size());
@@ -263,6 +262,23 @@ absl::StatusOr<std::vector<TensorCopy>> find_copies(
     found.push_back(copy);
   }
   return found;
+}
+
+std::vector<std::string> unknown_tensors(
+    const std::vector<NamedTensor>& tensors,
+    const std::vector<TensorCopy>& copies, const SafetensorsReader& reader) {
+  std::set<std::string> known;
+  for (const NamedTensor& t : tensors) {
+    known.insert(t.name);
+    if (const auto s = stacked(t.name)) known.insert(s->name);
+  }
+  for (const TensorCopy& copy : copies) known.insert(copy.name);
+  std::vector<std::string> unknown;
+  for (const std::string& name : reader.names()) {
+    if (known.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
+    unknown.push_back(name);
+  }
+  return unknown;
 }
 
 std::vector<NamedTensor> sorted_by_name(std::vector<NamedTensor> tensors) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,7 +37,7 @@ class NameTable {
   std::vector<std::string> find(const std::string& path) const;
 
  private:
-  std::vector<std::pair<std::string, std::vector<std::string>>> entries_;
+  std::map<std::string, std::vector<std::string>> entries_;
 };
 
 // One canonical tensor: a contiguous block of a parameter or buffer.
@@ -115,6 +116,13 @@ struct TensorCopy {
 // The copies that the file holds; one that differs is an error naming both.
 absl::StatusOr<std::vector<TensorCopy>> find_copies(
     const std::vector<TensorCopy>& possible, const SafetensorsReader& reader);
+
+// Names in the file that are neither the model's tensors, stacked or not, nor
+// copies: what an export of the model would lose. Tables that older files keep
+// of rotary frequencies are none.
+std::vector<std::string> unknown_tensors(
+    const std::vector<NamedTensor>& tensors,
+    const std::vector<TensorCopy>& copies, const SafetensorsReader& reader);
 
 // Tensors in name order: state hashes and files do not depend on a module's
 // layout.

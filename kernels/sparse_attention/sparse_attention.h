@@ -9,12 +9,12 @@
 //   lse [T, H] Accumulator<T>                       T in {f32, bf16, f64}
 //
 // ids are key rows; -1 is skipped wherever it stands, an id that occurs twice
-// counts twice. Last strides are 1. A row of -1 has o = 0, lse = +inf and
-// gradient 0. Scores, probabilities and sums are in Accumulator<T>. Ids are
-// used in the order given, so a row's bits follow from the sequence of its ids
-// with the -1 left out; never from other rows or the number of threads. GLM-5
-// and DeepSeek-V3.2 sparse attention; gradients from lse as in Dao et al. 2022,
-// appendix B.
+// counts twice. Last strides are 1. A row of one id has dq = 0 exactly; a row
+// of -1 has o = 0, lse = +inf and gradient 0. Scores, probabilities and sums
+// are in Accumulator<T>. Ids are used in the order given, so a row's bits
+// follow from the sequence of its ids with the -1 left out; never from other
+// rows or the number of threads. GLM-5 and DeepSeek-V3.2 sparse attention;
+// gradients from lse as in Dao et al. 2022, appendix B.
 #pragma once
 
 #include <cstddef>

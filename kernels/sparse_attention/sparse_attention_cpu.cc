@@ -114,6 +114,11 @@ struct Backward {
     const Rows<A> p{p_buffer, kKeyTile}, ds{ds_buffer, kKeyTile};
     const Rows<A> sum{dq_buffer, dim};
     const int32_t* row = ids.data + t * ids.strides[0];
+    // The softmax of one score is 1, whatever the score: no rounding of
+    // do . kv - do . o may say otherwise.
+    const bool alone = std::count_if(row, row + slots,
+                                     [](int32_t id) { return id >= 0; }) == 1;
+    const A ds_scale = alone ? A(0) : scale;
     for (int64_t h = 0; h < heads; h += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, heads - h);
       const Rows<const A> q_rows = heads_of(q, t, h, n, q_buffer);
@@ -133,7 +138,7 @@ struct Backward {
 #pragma omp simd
           for (int j = 0; j < tile.count; ++j) {
             pm[j] = exp_simd(pm[j] * scale - norm);
-            dsm[j] = pm[j] * (dsm[j] - delta[m]) * scale;
+            dsm[j] = pm[j] * (dsm[j] - delta[m]) * ds_scale;
           }
         }
         add_product(n, dim, tile.count, plain(ds), keys, sum);

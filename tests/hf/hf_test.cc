@@ -251,7 +251,6 @@ TEST_F(Copies, OfATiedHeadFollowTheConfig) {
   add(folder, "lm_head.weight", "model.embed_tokens.weight", false);
   expect_same_tensors(read_tensor_file(saved(folder) + "/model.safetensors"),
                       read_tensor_file(folder.weights()));
-  add(folder, "lm_head.weight2", "model.embed_tokens.weight", true);
   TensorFile file = read_tensor_file(folder.weights());
   file.bytes["lm_head.weight"][5] ^= std::byte{1};
   folder.write(file);
@@ -287,6 +286,16 @@ TEST(Config, ContradictionsNameBothValues) {
            {"dsv3", "num_experts_per_tok", 9, {"9", "8"}},
            {"dsv3", "q_lora_rank", nullptr, {"q_lora_rank"}},
            {"dsv3", "rope_theta", 500.0, {"500", "10000"}},
+           {"llama",
+            "rope_parameters",
+            parse_json("{\"rope_theta\": 0.5}", "").value(),
+            {"rope_theta is 0.5"}},
+           {"llama",
+            "rope_scaling",
+            parse_json("{\"rope_type\": \"llama3\"}", "").value(),
+            {"rope_parameters is", "rope_scaling is"}},
+           {"glm", "v_head_dim", 620, {"620", "640"}},
+           {"dsv3", "v_head_dim", 700, {"700", "640"}},
            {"llama", "num_key_value_heads", 3, {"3", "4"}},
        }) {
     const Folder folder(std::string("tests/data/") + c.fixture + "/fp32");
@@ -296,6 +305,65 @@ TEST(Config, ContradictionsNameBothValues) {
     SCOPED_TRACE(c.key);
     expect_failure(folder.save(), 2, c.parts);
   }
+}
+
+TEST(Export, RefusesToLoseTensors) {
+  // The file has a prediction layer that the config does not know.
+  const Folder folder("tests/data/glm/fp32");
+  Json config = folder.config();
+  config["num_nextn_predict_layers"] = 0;
+  folder.write(config);
+  expect_failure(folder.save(), 2, {"model.layers.6.", "nothing was written"});
+  EXPECT_FALSE(path_exists(folder.out()));
+}
+
+TEST(Export, RefusesToRoundMixedWeights) {
+  const Folder folder("tests/data/llama/fp32");
+  const TensorFile whole = read_tensor_file(folder.weights());
+  CHECK_EQ(folder.save({"--dtype", "bf16"}).code, 0);
+  TensorFile file = read_tensor_file(folder.out() + "/model.safetensors");
+  for (NamedBytes& t : file.tensors) {
+    if (t.name != "model.norm.weight") continue;
+    file.bytes[t.name] = whole.bytes.at(t.name);
+    t.data = file.bytes[t.name].data();
+    t.dtype = DType::kF32;
+  }
+  folder.write(file);
+  ASSERT_TRUE(remove_path(folder.out()).ok());
+  expect_failure(folder.save(), 2, {"F32", "BF16", "--dtype"});
+}
+
+TEST(Export, TakesASlashBehindTheFolder) {
+  const Folder folder("tests/data/llama/fp32");
+  const ChildResult r =
+      tapeline_run({"ckpt", "export", folder.path(), folder.out() + "//"});
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_TRUE(path_exists(folder.out() + "/config.json"));
+  EXPECT_EQ(tapeline_run({"ckpt", "export", folder.path(), ""}).code, 64);
+}
+
+// What transformers saves: no prediction layer, but the key for it.
+TEST(Config, AMissingPredictionLayerSaysWhatToDo) {
+  const Folder folder("tests/data/dsv3/fp32");
+  TensorFile file = read_tensor_file(folder.weights());
+  std::erase_if(file.tensors, [](const NamedBytes& t) {
+    return t.name.starts_with("model.layers.4.");
+  });
+  folder.write(file);
+  expect_failure(folder.save(), 2, {"num_nextn_predict_layers 0"});
+}
+
+TEST(Config, BiasesOfProjectionsAreRefused) {
+  const Folder folder("tests/data/llama/fp32");
+  TensorFile file = read_tensor_file(folder.weights());
+  const std::string name = "model.layers.0.self_attn.q_proj.bias";
+  file.bytes[name].resize(64 * sizeof(float));
+  file.tensors.push_back(
+      {name, DType::kF32, Shape{64}, file.bytes[name].data()});
+  folder.write(file);
+  expect_failure(
+      tapeline_run({"generate", "--model", folder.path(), "--prompt", "a"}), 2,
+      {name});
 }
 
 TEST(Inspect, ListsEveryTensorWithItsHash) {

@@ -123,6 +123,22 @@ TEST_P(Negative, AFlippedElementOfEachQuantityIsNamed) {
   EXPECT_EQ(seen, all);
 }
 
+TEST_P(Negative, AnotherShapeOfTheSameNumbersFails) {
+  TensorFile file = read_tensor_file(golden());
+  for (NamedBytes& tensor : file.tensors) {
+    if (tensor.shape.rank() != 2 || tensor.shape[0] == tensor.shape[1]) {
+      continue;
+    }
+    if (quantity_of(tensor.name) == "index_ids" ||
+        quantity_of(tensor.name) == "router_ids") {
+      continue;  // sets; another number of rows fails
+    }
+    std::swap(tensor.shape[0], tensor.shape[1]);
+    EXPECT_FALSE(run(file).pass()) << tensor.name;
+    return;
+  }
+}
+
 TEST_P(Negative, AnUnknownTensorIsNamed) {
   TensorFile file = read_tensor_file(golden());
   const float value = 1;
@@ -133,6 +149,52 @@ TEST_P(Negative, AnUnknownTensorIsNamed) {
   ASSERT_EQ(report.unknown.size(), 1u);
   EXPECT_TRUE(report.unknown[0].starts_with("hidden.99 "));
   EXPECT_EQ(report.compared, report.in_golden - report.inputs - 1);
+}
+
+// --- Wrong inputs are errors in one line, not results and not aborts
+
+struct Wrong {
+  std::string tensor;
+  float value;
+  bool inject;
+  std::string says;
+};
+
+TEST(WrongGolden, IsRefused) {
+  const std::string folder = testing::TempDir() + "/wrong";
+  CHECK_OK(make_directories(folder));
+  for (const Wrong& wrong : std::vector<Wrong>{
+           {"router_ids.2", 100, true, "router_ids.2 row 0"},
+           {"router_ids.2", -3, true, "router_ids.2 row 0"},
+           {"router_ids.2", 0.5f, true, "router_ids.2 row 0"},
+           {"index_ids.0", 47, true, "index_ids.0 row 0"},
+           {"index_ids.0", 1e9f, true, "index_ids.0 row 0"},
+           {"input_ids", 0.4f, false, "input_ids holds 0.4"},
+           {"input_ids", 4000, false, "vocab_size is 128"},
+           {"cu_seqlens", 1, false, "cu_seqlens does not rise"}}) {
+    TensorFile file =
+        read_tensor_file(std::string(kModel) + "/main.safetensors");
+    // As floats, so that anything can be written.
+    for (NamedBytes& t : file.tensors) {
+      if (t.name != wrong.tensor) continue;
+      std::vector<std::byte>& bytes = file.bytes[t.name];
+      const auto n = static_cast<size_t>(t.shape.elements());
+      std::vector<int32_t> ids(n);
+      std::memcpy(ids.data(), bytes.data(), n * sizeof(int32_t));
+      std::vector<float> values(ids.begin(), ids.end());
+      values[0] = wrong.value;
+      std::memcpy(bytes.data(), values.data(), n * sizeof(float));
+      t.dtype = DType::kF32;
+    }
+    const std::string path = folder + "/main.safetensors";
+    CHECK_OK(write_safetensors(path, file.tensors, file.metadata));
+    const absl::StatusOr<ParityReport> report =
+        check_parity({kModel, path, DType::kF32, wrong.inject});
+    ASSERT_FALSE(report.ok()) << wrong.tensor << " " << wrong.value;
+    EXPECT_NE(std::string(report.status().message()).find(wrong.says),
+              std::string::npos)
+        << report.status().message();
+  }
 }
 
 }  // namespace

@@ -191,7 +191,9 @@ Comparison compare(const std::string& name, const Values& got,
     compare_sets(got, want, c);
     return c;
   }
-  if (got.v.size() != want.v.size()) {
+  // One number may be a scalar or a list of one.
+  const bool number = got.v.size() == 1 && want.v.size() == 1;
+  if (!number && !(got.shape == want.shape)) {
     c.error = kInfinity;
     c.note = absl::StrCat("its shape is ", to_string(got.shape), ", not ",
                           to_string(want.shape));

@@ -1,6 +1,7 @@
 #include "tools/parity/golden.h"
 
-#include <cstdlib>
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "absl/strings/numbers.h"
@@ -23,8 +24,10 @@ std::string kind_of(const Golden& g,
   };
   if (any("mtp_in.")) {
     const auto from = metadata.find("hidden_from");
-    return from != metadata.end() && from->second == "post" ? "mtp_post"
-                                                            : "mtp_pre";
+    if (from == metadata.end()) return "";
+    return from->second == "post"  ? "mtp_post"
+           : from->second == "pre" ? "mtp_pre"
+                                   : "";
   }
   if (any("sparse.loss.") || any("dense.loss.")) return "indexer_kl";
   if (any("counts.")) return "router_aux";
@@ -38,9 +41,14 @@ absl::StatusOr<std::vector<int32_t>> ids_of(const Golden& g,
   if (found == g.values.end()) {
     return absl::NotFoundError(absl::StrCat(g.path, ": no tensor ", name));
   }
+  if (found->second.shape.rank() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(g.path, ": ", name, " is ", to_string(found->second.shape),
+                     ", not a list"));
+  }
   std::vector<int32_t> ids;
   for (double v : found->second.v) {
-    if (!(v >= -2147483648.0 && v <= 2147483647.0)) {
+    if (!(v >= -2147483648.0 && v <= 2147483647.0 && v == std::floor(v))) {
       return absl::InvalidArgumentError(
           absl::StrCat(g.path, ": ", name, " holds ", v, ", no int32"));
     }
@@ -95,6 +103,11 @@ absl::Status read_batch(Golden& g) {
         absl::StrCat(g.path, ": labels_shifted has ", g.batch.labels.size(),
                      " entries, input_ids ", tokens));
   }
+  if (std::all_of(g.batch.labels.begin(), g.batch.labels.end(),
+                  [](int32_t label) { return label < 0; })) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(g.path, ": no label of labels_shifted counts"));
+  }
   // What a file holds besides must say the same.
   std::vector<int32_t> labels, positions;
   if (g.has("labels")) {
@@ -141,6 +154,10 @@ absl::StatusOr<Golden> read_golden(const std::string& path) {
   const std::string meta = join_path(parent_path(path), "meta.json");
   if (path_exists(meta)) {
     ASSIGN_OR_RETURN(g.meta, read_python_json(meta));
+    if (!g.meta.is_object()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(meta, " is no JSON object"));
+    }
   }
   const auto& metadata = reader.metadata();
   g.kind = kind_of(g, metadata);
@@ -162,9 +179,10 @@ absl::StatusOr<Golden> read_golden(const std::string& path) {
   RETURN_IF_ERROR(number("mtp_loss_scaling_factor", g.mtp_weight));
   RETURN_IF_ERROR(number("bias_update_rate", g.router_bias_rate));
   if (g.kind.starts_with("mtp")) {
-    if (!(depths >= 1 && depths <= 64)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": metadata depths is ", depths, ", not from 1 to 64"));
+    if (!(depths >= 1 && depths <= 64 && depths == std::floor(depths))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": metadata depths is ", depths,
+                       ", no whole number from 1 to 64"));
     }
     g.mtp_depths = static_cast<int>(depths);
     g.mtp_after_norm = g.kind == "mtp_post";

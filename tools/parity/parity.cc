@@ -152,7 +152,13 @@ absl::StatusOr<ParityReport> check_parity(const ParityOptions& options) {
         absl::StrCat("--inject_choices is for goldens of kind main; ",
                      golden.path, " is ", golden.kind));
   }
-  const auto loss = golden.values.find("loss_fp64");
+  auto loss = golden.values.find("loss_fp64");
+  if (loss == golden.values.end()) loss = golden.values.find("loss");
+  if (loss != golden.values.end() && loss->second.v.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(golden.path, ": ", loss->first, " is not one number"));
+  }
+  report.noise_known = golden.meta.find("noise_vs_fp64") != nullptr;
   ASSIGN_OR_RETURN(Tolerances tolerances,
                    Tolerances::from_meta(
                        golden.meta, report.dtype,
@@ -165,7 +171,13 @@ absl::StatusOr<ParityReport> check_parity(const ParityOptions& options) {
   }
   report.inputs = static_cast<int64_t>(inputs.size());
 
-  ASSIGN_OR_RETURN(const auto model, make_language_model(config, {}));
+  const absl::StatusOr<std::unique_ptr<LanguageModel>> made =
+      make_language_model(config, {});
+  if (!made.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config_path, ": ", made.status().message()));
+  }
+  const std::unique_ptr<LanguageModel>& model = *made;
   // Attention over selected keys is computed in both forms. Over all keys it is
   // trained in plain form; the absorbed one, which decodes, rounds elsewhere
   // and is compared in f32.

@@ -47,6 +47,7 @@ struct ParityReport {
   int64_t in_golden = 0, inputs = 0, compared = 0;
   // Rows whose selection is a tie, resolved as in the golden; most of a form.
   int64_t rows_tied = 0;
+  bool noise_known = true;  // meta.json has noise_vs_fp64, else floors alone
   std::vector<QuantityReport> quantities;  // by name
   // Tensors of the golden that nothing here computes, and gradients here that
   // it lacks.

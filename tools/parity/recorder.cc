@@ -73,7 +73,8 @@ std::vector<int32_t> row_ids(const Values& ids, size_t t, size_t width,
   for (size_t i = t * width; i < (t + 1) * width; ++i) {
     const double id = ids.v[i];
     if (keys && id == -1) continue;
-    row.push_back(id >= 0 && id < 1 << 30 ? static_cast<int32_t>(id) : 1 << 30);
+    const bool whole = id >= 0 && id < 1 << 30 && id == std::floor(id);
+    row.push_back(whole ? static_cast<int32_t>(id) : 1 << 30);
   }
   if (keys) std::sort(row.begin(), row.end());
   return row;
@@ -153,9 +154,34 @@ Tensor Recorder::injected(const std::string& key, bool keys,
   const auto tokens = static_cast<size_t>(ids.size(0));
   const auto width = static_cast<size_t>(ids.size(1));
   const size_t given = tokens == 0 ? 0 : found->second.v.size() / tokens;
+  if (given * tokens != found->second.v.size()) {
+    status_ = absl::InvalidArgumentError(absl::StrCat(
+        key, " has ", found->second.v.size(), " ids for ", tokens, " tokens"));
+    return ids;
+  }
+  // What the choice was made from: keys a token may see have a finite score.
+  std::string from = key;
+  from.replace(key.find(keys ? "index_ids" : "router_ids"), keys ? 9 : 10,
+               keys ? "index_scores" : "router_logits");
+  const auto scores = values_.find(from);
   std::vector<int32_t> all;
   for (size_t t = 0; t < tokens; ++t) {
     std::vector<int32_t> row = row_ids(found->second, t, given, keys);
+    if (scores != values_.end()) {
+      const size_t n = scores->second.v.size() / tokens;
+      const double* of = scores->second.v.data() + t * n;
+      std::set<int32_t> seen;
+      for (const int32_t id : row) {
+        if (id >= 0 && static_cast<size_t>(id) < n && std::isfinite(of[id]) &&
+            seen.insert(id).second) {
+          continue;
+        }
+        status_ = absl::InvalidArgumentError(
+            absl::StrCat(key, " row ", t, " holds an id that is no whole ",
+                         "number, not a choice, or there twice"));
+        return ids;
+      }
+    }
     if (row.size() > width || (!keys && row.size() != width)) {
       status_ = absl::InvalidArgumentError(
           absl::StrCat(key, " has ", row.size(), " ids in row ", t,

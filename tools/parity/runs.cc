@@ -25,6 +25,7 @@ struct Run {
   const ComputeOptions& options;
   NamedValues out = {};
   int64_t rows_tied = 0;
+  std::vector<std::string> extra_gradients = {};
 
   absl::StatusOr<Model> load(IndexerTraining indexer) const {
     ModelChoices choices;
@@ -134,12 +135,13 @@ void add_margins(Run& run, LanguageModel& model, const NamedValues& observed) {
     if (logits == std::string::npos || key.starts_with("grad_")) continue;
     std::string name = key;
     name.replace(logits, 13, "router_margin");
-    // "router_logits.3", or "mtp1.router_logits": all depths share one layer.
-    int layer = 0;
+    // "router_logits.3", or "mtp1.router_logits".
+    int layer = 0, depth = 0;
     std::vector<double> bias;
-    const bool numbered =
-        absl::SimpleAtoi(name.substr(name.rfind('.') + 1), &layer);
-    if (!numbered) layer = model.mtp_layer();
+    if (!absl::SimpleAtoi(name.substr(name.rfind('.') + 1), &layer) &&
+        absl::SimpleAtoi(name.substr(3, name.find('.') - 3), &depth)) {
+      layer = model.mtp_layer(depth);
+    }
     if (const Buffer* b = model.router_bias(layer)) {
       bias = values_of(b->value(), ValueKind::kActivation).v;
     }
@@ -147,14 +149,14 @@ void add_margins(Run& run, LanguageModel& model, const NamedValues& observed) {
   }
 }
 
-absl::Status run_main(Run& run, std::vector<std::string>& extra) {
+absl::Status run_main(Run& run) {
   ASSIGN_OR_RETURN(const Model model, run.load(IndexerTraining::kFrozen));
   Recorder recorder(run.options.choices, run.golden.values);
   Pass pass;
   RETURN_IF_ERROR(run_pass(run, *model, 0, pass, recorder));
   run.out.insert(recorder.values().begin(), recorder.values().end());
   add_margins(run, *model, recorder.values());
-  add_gradients(run, *model, pass.grads, "grad.", &extra);
+  add_gradients(run, *model, pass.grads, "grad.", &run.extra_gradients);
   const double lm = number(pass.loss.lm);
   if (run.golden.mtp_depths == 0) {
     run.out["loss"] = run.out["loss_fp64"] = scalars({lm});
@@ -211,8 +213,13 @@ absl::Status run_indexer_stage(Run& run, IndexerTraining training,
           values, recorder.values().at("index_target_ids." + layer), tokens);
     }
   }
-  NamedValues without;
-  add_gradients(run, *model, pass.grads, stage + "grad.", nullptr);
+  std::vector<std::string> missing;
+  add_gradients(run, *model, pass.grads, stage + "grad.", &missing);
+  for (std::string& key : missing) {
+    if (key.find(".indexer.") != std::string::npos) {
+      run.extra_gradients.push_back(std::move(key));
+    }
+  }
   for (auto& [key, values] : run.out) {
     if (key.starts_with(stage + "grad.")) values.kind = ValueKind::kAuxiliary;
   }
@@ -220,6 +227,15 @@ absl::Status run_indexer_stage(Run& run, IndexerTraining training,
 }
 
 absl::Status run_indexer(Run& run) {
+  const std::vector<int32_t>& cu = run.golden.batch.cu_seqlens;
+  for (size_t s = 1; s < cu.size(); ++s) {
+    constexpr int32_t kMost = 8192;  // of select_all_keys
+    if (cu[s] - cu[s - 1] > kMost) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          run.golden.path, ": a sequence of ", cu[s] - cu[s - 1],
+          " tokens; the loss over all keys takes at most ", kMost));
+    }
+  }
   RETURN_IF_ERROR(
       run_indexer_stage(run, IndexerTraining::kSelectedKeys, "sparse."));
   return run_indexer_stage(run, IndexerTraining::kAllKeys, "dense.");
@@ -251,7 +267,10 @@ Tensor as_ids(const Values& x) {
 Tensor sequence_balance(const Tensor& logits, const Tensor& ids,
                         const std::vector<int32_t>& cu) {
   Tensor sum;
+  int sequences = 0;
   for (size_t s = 1; s < cu.size(); ++s) {
+    if (cu[s] == cu[s - 1]) continue;
+    ++sequences;
     std::vector<uint8_t> inside(static_cast<size_t>(cu.back()), 0);
     std::fill(inside.begin() + cu[s - 1], inside.begin() + cu[s], 1);
     const Tensor loss =
@@ -259,7 +278,7 @@ Tensor sequence_balance(const Tensor& logits, const Tensor& ids,
                      {BalanceRule::Kind::kSigmoid});
     sum = sum ? sum + loss : loss;
   }
-  return scale(sum, 1 / static_cast<double>(cu.size() - 1));
+  return scale(sum, 1.0 / sequences);
 }
 
 absl::Status run_router(Run& run) {
@@ -347,6 +366,16 @@ absl::Status run_adamw(Run& run) {
         absl::StrCat("the meta.json beside ", run.golden.path,
                      " lacks adamw.curve or adamw.betas"));
   }
+  for (const Json& step : curve->array()) {
+    for (const char* key : {"loss", "grad_norm"}) {
+      const Json* value = step.find(key);
+      if (value == nullptr || !value->is_number()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the meta.json beside ", run.golden.path,
+                         ": a step of adamw.curve has no number ", key));
+      }
+    }
+  }
   TrainerOptions options;
   OptimizerOptions& o = options.optimizer;
   o.adamw.beta1 = betas->array()[0].number();
@@ -391,11 +420,12 @@ absl::StatusOr<Computed> compute(const Golden& golden,
   } else if (golden.kind == "adamw_after") {
     status = run_adamw(run);
   } else {
-    status = run_main(run, computed.extra_gradients);
+    status = run_main(run);
   }
   RETURN_IF_ERROR(status);
   computed.values = std::move(run.out);
   computed.rows_tied = run.rows_tied;
+  computed.extra_gradients = std::move(run.extra_gradients);
   return computed;
 }
 

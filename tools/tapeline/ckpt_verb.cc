@@ -95,8 +95,9 @@ int inspect(const std::string& path, bool as_json) {
   return end_output();
 }
 
-absl::Status export_folder(const std::string& from, const std::string& to,
+absl::Status export_folder(const std::string& from, std::string to,
                            const std::string& dtype) {
+  while (to.size() > 1 && to.ends_with('/')) to.pop_back();
   if (path_exists(to)) {
     return absl::AlreadyExistsError(
         absl::StrCat(to, " exists; give a folder that does not"));
@@ -110,6 +111,12 @@ absl::Status export_folder(const std::string& from, const std::string& to,
   ASSIGN_OR_RETURN(const auto model, load_language_model(from, {}, kept));
   ASSIGN_OR_RETURN(const Companions companions,
                    read_companions(from, *model, reader));
+  if (!companions.dropped.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        from, " holds ", companions.dropped.size(),
+        " tensors that are not part of the model its config.json describes, ",
+        "first ", companions.dropped[0], "; nothing was written"));
+  }
   return ending(kExitDisk, export_hugging_face(to, model->named_tensors(),
                                                model->config(), companions));
 }
@@ -128,9 +135,13 @@ int ckpt_verb(const Arguments& arguments) {
   if (!parsed.ok()) return fail(kExitUsage, parsed.status());
   if (!*parsed) return end_output();
   if (words.size() == 2 && words[0] == "inspect") {
+    if (!dtype.empty()) {
+      return fail(kExitUsage, "ckpt inspect takes no --dtype");
+    }
     return inspect(words[1], json);
   }
-  if (words.size() == 3 && words[0] == "export") {
+  if (words.size() == 3 && words[0] == "export" && !words[2].empty()) {
+    if (json) return fail(kExitUsage, "ckpt export prints no JSON");
     if (!dtype.empty() && dtype != "f32" && dtype != "bf16") {
       return fail(kExitUsage,
                   absl::StrCat("--dtype is '", dtype, "'; use f32 or bf16"));

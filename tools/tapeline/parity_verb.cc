@@ -74,6 +74,7 @@ Json to_json(const ParityFlags& f, const ParityReport& report) {
     item["worst"]["error"] = q.worst.error;
     item["worst"]["tolerance"] = q.worst.tolerance;
     item["worst"]["form"] = q.worst.form;
+    if (!q.worst.note.empty()) item["worst"]["note"] = q.worst.note;
     item["pass"] = q.failed.empty();
     Json::Array failed;
     for (const Comparison& c : q.failed) failed.emplace_back(c.tensor);
@@ -100,6 +101,10 @@ void print(const ParityFlags& f, const ParityReport& report) {
                 << ", tolerance " << c.tolerance << ", form " << c.form
                 << (c.note.empty() ? "" : "; ") << c.note << "\n";
     }
+  }
+  if (!report.noise_known) {
+    std::cout << "  no noise_vs_fp64 in a meta.json beside it: tolerances are "
+                 "their floors\n";
   }
   if (report.rows_tied > 0) {
     std::cout << "  " << report.rows_tied

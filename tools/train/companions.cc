@@ -30,10 +30,11 @@ bool carried(const std::string& name) {
 }  // namespace
 
 absl::StatusOr<Companions> read_companions(const std::string& folder,
-                                           const LanguageModel& model,
+                                           LanguageModel& model,
                                            const SafetensorsReader& reader) {
   Companions out;
   ASSIGN_OR_RETURN(out.copies, find_copies(model.copies(), reader));
+  out.dropped = unknown_tensors(model.named_tensors(), model.copies(), reader);
   ASSIGN_OR_RETURN(const std::vector<std::string> names,
                    list_directory(folder));
   for (const std::string& name : names) {

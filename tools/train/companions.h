@@ -19,10 +19,12 @@ struct Companions {
   std::map<std::string, std::string> files;
   // Tensors that the weights repeat.
   std::vector<TensorCopy> copies;
+  // Tensors of the folder that are not the model's: an export lacks them.
+  std::vector<std::string> dropped;
 };
 
 absl::StatusOr<Companions> read_companions(const std::string& folder,
-                                           const LanguageModel& model,
+                                           LanguageModel& model,
                                            const SafetensorsReader& reader);
 
 }  // namespace tapeline

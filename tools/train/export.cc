@@ -64,8 +64,14 @@ absl::Status export_hugging_face(const std::string& folder,
     return written;
   }
   const bool replaces = path_exists(folder);
-  if (replaces) RETURN_IF_ERROR(rename_path(folder, old));
-  RETURN_IF_ERROR(rename_path(temporary, folder));
+  absl::Status moved = replaces ? rename_path(folder, old) : absl::OkStatus();
+  if (moved.ok()) moved = rename_path(temporary, folder);
+  if (!moved.ok()) {
+    if (replaces && !path_exists(folder))
+      rename_path(old, folder).IgnoreError();
+    remove_path(temporary).IgnoreError();
+    return moved;
+  }
   RETURN_IF_ERROR(sync_directory(parent_path(folder)));
   return replaces ? remove_path(old) : absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 #include "tools/train/language_model.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -30,7 +31,9 @@ class MlaLanguageModel : public LanguageModel {
   const RouterRule& router_rule() const override { return rule_; }
   bool latent_attention() const override { return true; }
   int index_top_k() const override { return c().sparse ? c().index_top_k : 0; }
-  int mtp_layer() const override { return static_cast<int>(c().layers); }
+  int mtp_layer(int depth) const override {
+    return static_cast<int>(c().layers) + std::min(depth, c().mtp_layers - 1);
+  }
 
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();
@@ -74,7 +77,7 @@ class GqaLanguageModel : public LanguageModel {
   const RouterRule& router_rule() const override { return c().moe.rule; }
   bool latent_attention() const override { return false; }
   int index_top_k() const override { return 0; }
-  int mtp_layer() const override { return static_cast<int>(c().layers); }
+  int mtp_layer(int) const override { return static_cast<int>(c().layers); }
 
   std::vector<NamedTensor> named_tensors() override {
     return model_.named_tensors();

@@ -43,8 +43,8 @@ class LanguageModel {
   // Attention that has a plain and an absorbed form, and over which keys.
   virtual bool latent_attention() const = 0;
   virtual int index_top_k() const = 0;  // keys a token attends to, 0: all
-  // The layer as which the first prediction layer reports.
-  virtual int mtp_layer() const = 0;
+  // The layer as which prediction depth `depth` reports.
+  virtual int mtp_layer(int depth) const = 0;
 
   // The pointers live as long as this object.
   virtual std::vector<NamedTensor> named_tensors() = 0;

@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> load_language_model(
     const std::string& folder, const ModelChoices& choices,
     DType dtype = DType::kF32);
 
-// The dtype of the weights in a folder, as the embedding has it.
+// The one dtype of a folder's weights; buffers, which are fp32, do not count.
 absl::StatusOr<DType> weights_dtype(const SafetensorsReader& reader);
 
 }  // namespace tapeline

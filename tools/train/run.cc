@@ -185,6 +185,12 @@ absl::Status Run::make_trainer() {
                      SafetensorsReader::open(from));
     RETURN_IF_ERROR(load(tensors, dtype, reader));
     ASSIGN_OR_RETURN(companions_, read_companions(from, *model_, reader));
+    if (!companions_.dropped.empty()) {
+      notes_.push_back(absl::StrCat(
+          companions_.dropped.size(), " tensors of ", from, ", first ",
+          companions_.dropped[0],
+          ", are not part of this model; the export will not have them"));
+    }
   } else {
     initialize(tensors, dtype, static_cast<uint64_t>(c_.seed),
                model_->initializer_std());
