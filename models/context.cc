@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/checkpoint.h"
 #include "runtime/access.h"
 
 namespace tapeline {
@@ -62,7 +63,7 @@ Tensor Context::attach_router(const Tensor& y_in, int layer,
                               const BalanceRule& rule) {
   Tensor y = y_in;
   LayerStatistics& log = statistics[layer];
-  if (count_experts) {
+  if (count_experts && phase() == Phase::kOriginal) {
     const Tensor counts =
         tapeline::count_experts(expert_TK, valid_T, logits_TE.size(1));
     if (!log.expert_counts_E) {
@@ -78,19 +79,19 @@ Tensor Context::attach_router(const Tensor& y_in, int layer,
   if (weights.balance != 0) {
     const Tensor loss =
         balance_loss(logits_TE, bias_E, expert_TK, valid_T, rule);
-    log.balance_loss.push_back(loss.detach());
+    once([&] { log.balance_loss.push_back(loss.detach()); });
     y = attach(y, loss, weights.balance);
   }
   if (weights.z != 0) {
     const Tensor loss = z_loss(logits_TE, valid_T);
-    log.z_loss.push_back(loss.detach());
+    once([&] { log.z_loss.push_back(loss.detach()); });
     y = attach(y, loss, weights.z);
   }
   return y;
 }
 
 Tensor Context::attach_indexer(const Tensor& y, int layer, const Tensor& loss) {
-  statistics[layer].indexer_loss.push_back(loss.detach());
+  once([&] { statistics[layer].indexer_loss.push_back(loss.detach()); });
   return attach(y, loss, 1.0);
 }
 

@@ -4,7 +4,8 @@
 // Auxiliary losses are finished and injected in the layer that makes them
 // (attach); each is weighted by numbers known before the step, so gradients are
 // plain sums over micro-batches. Values for logs and expert counts are kept per
-// global layer and read after the step.
+// global layer, once also where a layer is recomputed, and read after the step.
+// A context lives until the backward of its micro-batch is done.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +58,8 @@ struct Context {
   AuxWeights weights;
   bool count_experts = true;
   KvCache* cache = nullptr;  // decoding: keys of earlier tokens
+  // Per global layer: made again in backward instead of saved. Empty: none.
+  std::vector<bool> recompute;
   std::map<int, LayerStatistics> statistics;
 
   // Adds the balance and z loss of a router to the graph behind y, and its
@@ -66,6 +69,10 @@ struct Context {
                        const BalanceRule& rule);
   // Adds the indexer's loss behind y.
   Tensor attach_indexer(const Tensor& y, int layer, const Tensor& loss);
+  bool recomputes(int layer) const {
+    return static_cast<size_t>(layer) < recompute.size() &&
+           recompute[static_cast<size_t>(layer)];
+  }
   // Rows of this call, or with a cache, of all calls so far.
   Tensor cached(int layer, const std::string& kind, const Tensor& rows);
   // Per-token weight of the indexer's loss: weights.indexer on valid tokens.

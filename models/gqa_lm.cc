@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "autograd/checkpoint.h"
 #include "autograd/mode.h"
 #include "autograd/observer.h"
 #include "models/config_reader.h"
@@ -114,7 +115,9 @@ Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
   Tensor x_TD = observe("embed_out", embed(ids_T));
   for (size_t i = 0; i < layers.items.size(); ++i) {
     LayerScope scope("layers", layers.first + static_cast<int>(i));
-    x_TD = observe("hidden", layers.items[i](x_TD, ctx));
+    const GqaDecoderLayer& layer = layers.items[i];
+    x_TD = observe("hidden",
+                   checkpoint(ctx.recomputes(layer.layer), layer, x_TD, ctx));
   }
   return x_TD;
 }

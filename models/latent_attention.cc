@@ -1,5 +1,6 @@
 #include "models/latent_attention.h"
 
+#include "autograd/checkpoint.h"
 #include "autograd/observer.h"
 #include "runtime/check.h"
 
@@ -74,7 +75,7 @@ AttentionOutput LatentAttention::operator()(
     index = indexer->project(x_TD.detach(), s.query_latent_TQ.detach(),
                              ctx.index_rope);
     index->key_SI = ctx.cached(layer, "index_key", index->key_SI);
-    selected = indexer->select(*index, ctx.sequence);
+    selected = stash([&] { return indexer->select(*index, ctx.sequence); });
   } else {
     CHECK(shared) << "layer " << layer
                   << " shares an index selection, but none was given; ";

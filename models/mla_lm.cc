@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "autograd/checkpoint.h"
 #include "autograd/mode.h"
 #include "autograd/observer.h"
 #include "runtime/check.h"
@@ -97,11 +98,11 @@ LayerState DecoderLayer::operator()(const LayerState& in, Context& ctx) const {
   return {h_TD + observe("mlp_out", y_TD), selected};
 }
 
-LayerState MtpLayer::operator()(const Tensor& embedded_TD, const LayerState& in,
-                                Context& ctx) const {
+LayerState MtpLayer::operator()(const MtpInput& in, Context& ctx) const {
   const Tensor u_TD = observe(
-      "mtp_in", eh_proj(concat({enorm(embedded_TD), hnorm(in.hidden_TD)})));
-  const LayerState out = block({u_TD, in.selected}, ctx);
+      "mtp_in",
+      eh_proj(concat({enorm(in.embedded_TD), hnorm(in.previous.hidden_TD)})));
+  const LayerState out = block({u_TD, in.previous.selected}, ctx);
   return {norm(observe("mtp_hidden", out.hidden_TD)), out.selected};
 }
 
@@ -128,7 +129,8 @@ LayerState MlaLm::forward(const Tensor& ids_T, Context& ctx) const {
   LayerState x{observe("embed_out", embed(ids_T)), std::nullopt};
   for (size_t i = 0; i < layers.items.size(); ++i) {
     LayerScope scope("layers", layers.first + static_cast<int>(i));
-    x = layers.items[i](x, ctx);
+    x = checkpoint(ctx.recomputes(layers.items[i].layer), layers.items[i], x,
+                   ctx);
     x.hidden_TD = observe("hidden", x.hidden_TD);
   }
   return x;
@@ -163,7 +165,8 @@ LanguageModelLoss MlaLm::loss(const Batch& batch, Context& ctx) const {
       LayerScope scope("mtp", d);
       // Depths after the first reuse depth 0's selection when told to; the main
       // stack's is never used here.
-      state = mtp[physical](embed(targets.ids_T), state, ctx);
+      state = checkpoint(ctx.recomputes(mtp[physical].layer), mtp[physical],
+                         MtpInput{embed(targets.ids_T), state}, ctx);
     }
     UseSite site(mtp_head_site(d));
     LayerScope scope("mtp_head", d);

@@ -46,6 +46,12 @@ struct DecoderLayer {
   LayerState operator()(const LayerState& in, Context& ctx) const;
 };
 
+struct MtpInput {
+  Tensor embedded_TD;
+  LayerState previous;
+  FIELDS(embedded_TD, previous);
+};
+
 // One prediction layer: combines the previous depth's hidden state with the
 // embedding of the token after next.
 struct MtpLayer {
@@ -57,8 +63,7 @@ struct MtpLayer {
   RmsNorm norm{c->dim, c->eps};  // shared_head.norm
   FIELDS(enorm, hnorm, eh_proj, block, norm);
 
-  LayerState operator()(const Tensor& embedded_TD, const LayerState& in,
-                        Context& ctx) const;
+  LayerState operator()(const MtpInput& in, Context& ctx) const;
 };
 
 struct MlaLm {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "autograd/checkpoint.h"
 #include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "models/context.h"
@@ -36,8 +37,10 @@ struct Router {
   RouterOutput operator()(const Tensor& x_TD) const {
     const Tensor logits_TE =
         observe("router_logits", router_logits(x_TD, weight));
-    const Tensor expert_TK =
-        choose_experts(logits_TE.detach(), bias_value(), c.rule);
+    // A replay routes as the first run did, whatever has become of the bias.
+    const Tensor expert_TK = stash([&] {
+      return choose_experts(logits_TE.detach(), bias_value(), c.rule);
+    });
     return {logits_TE, router_weights(logits_TE, expert_TK, c.rule), expert_TK};
   }
 };

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -272,6 +273,41 @@ TEST(Train, SequencesShorterThanTheSelectionWork) {
       tapeline_run({"train", "--config", small_config(folder), "--set",
                     "train.seq_len=12", "--set", "train.steps=2"});
   EXPECT_EQ(r.code, 0) << r.err;
+}
+
+std::vector<std::string> hashes(const std::string& metrics) {
+  std::vector<std::string> out;
+  std::istringstream lines(read_file(metrics).value());
+  for (std::string line; std::getline(lines, line);) {
+    const Json row = parse_json(line, metrics).value();
+    for (const char* key : {"grad_hash", "param_hash"}) {
+      if (const Json* hash = row.find(key)) out.push_back(hash->string());
+    }
+  }
+  return out;
+}
+
+TEST(Train, RecomputationGivesTheSameHashesAtEveryStep) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  std::vector<std::string> want;
+  for (const char* policy : {"none", "full"}) {
+    const std::string name = std::string("recompute_") + policy;
+    const ChildResult r =
+        tapeline_run({"train", "--config", config, "--set", "run.name=" + name,
+                      "--set", std::string("recompute.policy=") + policy,
+                      "--set", "debug.hash_every=1", "--set", "train.steps=3"});
+    ASSERT_EQ(r.code, 0) << r.err;
+    const std::vector<std::string> got =
+        hashes(folder / ("runs/" + name + "/metrics.jsonl"));
+    ASSERT_EQ(got.size(), 6u);
+    if (want.empty()) want = got;
+    EXPECT_EQ(got, want);
+    const std::string text =
+        read_file(folder / ("runs/" + name + "/metrics.jsonl")).value();
+    EXPECT_EQ(text.find("\"replays\": 0,") != std::string::npos,
+              std::string(policy) == "none");
+  }
 }
 
 TEST(Train, OtherFamiliesTrainAndGenerate) {

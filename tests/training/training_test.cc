@@ -111,9 +111,10 @@ class Tiny : public testing::Test {
                made->model->initializer_std());
     made->model->apply_training_choices();
     const TrainBatches* batches = made->batches.get();
+    TrainerOptions options = trainer_options(settings);
+    options.recompute = recomputed_layers(settings, made->model->layers());
     made->trainer = std::make_unique<Trainer>(
-        *made->model, trainer_options(settings),
-        [batches](int64_t step, int64_t m) {
+        *made->model, std::move(options), [batches](int64_t step, int64_t m) {
           MicroBatch b = batches->get(step, m);
           return HostBatch{std::move(b.ids), std::move(b.labels),
                            std::move(b.cu_seqlens)};
@@ -143,6 +144,47 @@ TEST_F(Tiny, ThreadsNeverChangeABit) {
   }
   EXPECT_GT(hashes[0].size(), 3u * 66);
   for (const std::string& other : hashes) EXPECT_EQ(other, hashes[0]);
+}
+
+// Recomputing layers in backward changes nothing but what is saved.
+TEST_F(Tiny, RecomputationChangesNoBit) {
+  struct Policy {
+    std::vector<std::string> sets;
+    int layers;  // recomputed, of six and one prediction layer
+  };
+  std::vector<StepRecord> want;
+  for (const Policy& policy : std::vector<Policy>{
+           {{"recompute.policy=none"}, 0},
+           {{"recompute.policy=full"}, 7},
+           {{"recompute.policy=every_n", "recompute.every=2"}, 3},
+           {{"recompute.policy=ratio", "recompute.ratio=0.6"}, 4}}) {
+    std::vector<std::string> sets = policy.sets;
+    for (const char* set :
+         {"train.seq_len=48", "train.micro_batches=2",
+          "loss.z_coefficient=0.001", "loss.balance_coefficient=0.01",
+          "loss.router_bias_rate=0.01"}) {
+      sets.push_back(set);
+    }
+    SCOPED_TRACE(sets[0]);
+    const auto made = make(config(sets));
+    for (size_t step = 0; step < 3; ++step) {
+      const StepRecord got = made->trainer->step(/*hash=*/true);
+      EXPECT_EQ(got.replays, 2 * policy.layers);
+      if (policy.layers == 0) {
+        want.push_back(got);
+        continue;
+      }
+      EXPECT_EQ(got.loss, want[step].loss);
+      EXPECT_EQ(got.mtp_loss, want[step].mtp_loss);
+      EXPECT_EQ(got.balance_loss, want[step].balance_loss);
+      EXPECT_EQ(got.z_loss, want[step].z_loss);
+      EXPECT_EQ(got.indexer_loss, want[step].indexer_loss);
+      EXPECT_EQ(got.grad_norm, want[step].grad_norm);
+      EXPECT_EQ(got.grad_hash, want[step].grad_hash);
+      EXPECT_EQ(got.param_hash, want[step].param_hash);
+    }
+  }
+  EXPECT_FALSE(want[0].grad_hash.empty());
 }
 
 TEST_F(Tiny, ResolvedConfigIsTheModelItDescribes) {

@@ -308,9 +308,10 @@ absl::Status check_implemented(const Config& c) {
     return refuse(c, "device", c.device,
                   "this build runs on the CPU alone; set it to \"cpu\"");
   }
-  if (c.recompute.policy != "none") {
+  if (c.recompute.policy == "keep") {
     return refuse(c, "recompute.policy", c.recompute.policy,
-                  "recomputation is not built yet; set it to \"none\"");
+                  "keeping single operations is not built yet; use none, full, "
+                  "every_n or ratio");
   }
   if (c.offload.activations) {
     return refuse(c, "offload.activations", "true",

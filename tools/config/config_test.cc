@@ -220,9 +220,9 @@ TEST_F(ConfigTest, WhatIsNotBuiltIsRefused) {
     const char* set;
     const char* error;
   } cases[] = {
-      {"recompute.policy=full",
-       "--set: recompute.policy = full: recomputation is not built yet; set "
-       "it to \"none\""},
+      {"recompute.policy=keep",
+       "--set: recompute.policy = keep: keeping single operations is not built "
+       "yet; use none, full, every_n or ratio"},
       {"offload.activations=true",
        "--set: offload.activations = true: offload is not built yet"},
       {"offload.ids=true", "--set: offload.ids = true: offload is not"},

@@ -30,6 +30,7 @@ class MlaLanguageModel : public LanguageModel {
   int mtp_depths() const override { return c().mtp_depths; }
   const RouterRule& router_rule() const override { return rule_; }
   bool latent_attention() const override { return true; }
+  int layers() const override { return c().total_layers(); }
   int index_top_k() const override { return c().sparse ? c().index_top_k : 0; }
   int mtp_layer(int depth) const override {
     return static_cast<int>(c().layers) + std::min(depth, c().mtp_layers - 1);
@@ -76,6 +77,7 @@ class GqaLanguageModel : public LanguageModel {
   int mtp_depths() const override { return 0; }
   const RouterRule& router_rule() const override { return c().moe.rule; }
   bool latent_attention() const override { return false; }
+  int layers() const override { return static_cast<int>(c().layers); }
   int index_top_k() const override { return 0; }
   int mtp_layer(int) const override { return static_cast<int>(c().layers); }
 

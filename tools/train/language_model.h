@@ -42,6 +42,7 @@ class LanguageModel {
   virtual const RouterRule& router_rule() const = 0;
   // Attention that has a plain and an absorbed form, and over which keys.
   virtual bool latent_attention() const = 0;
+  virtual int layers() const = 0;       // prediction layers included
   virtual int index_top_k() const = 0;  // keys a token attends to, 0: all
   // The layer as which prediction depth `depth` reports.
   virtual int mtp_layer(int depth) const = 0;

@@ -56,7 +56,7 @@ Json to_json(const StepRecord& r) {
   json["pinned_bytes"] = 0;
   json["offload_bytes"] = 0;
   json["offload_exposed_ms"] = 0.0;
-  json["replays"] = 0;
+  json["replays"] = r.replays;
   json["rss_peak_bytes"] = r.rss_peak_bytes;
   json["bubble_measured"] = nullptr;
   json["bubble_simulated"] = nullptr;

@@ -196,8 +196,10 @@ absl::Status Run::make_trainer() {
                model_->initializer_std());
   }
   model_->apply_training_choices();
+  TrainerOptions options = trainer_options(c_);
+  options.recompute = recomputed_layers(c_, model_->layers());
   trainer_ = std::make_unique<Trainer>(
-      *model_, trainer_options(c_), [this](int64_t step, int64_t m) {
+      *model_, std::move(options), [this](int64_t step, int64_t m) {
         MicroBatch batch = batches_->get(step, m);
         return HostBatch{std::move(batch.ids), std::move(batch.labels),
                          std::move(batch.cu_seqlens)};

@@ -1,6 +1,8 @@
 #include "tools/train/run_options.h"
 
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "models/config_reader.h"
@@ -69,6 +71,22 @@ TrainerOptions trainer_options(const Config& c) {
   o.learning_rate = learning_rate(c);
   o.anomaly = c.debug.anomaly;
   return o;
+}
+
+std::vector<bool> recomputed_layers(const Config& c, int layers) {
+  const std::string& policy = c.recompute.policy;
+  std::vector<bool> out(static_cast<size_t>(layers), false);
+  for (int i = 0; i < layers; ++i) {
+    // A share is spread evenly over the layers.
+    const auto share = [&](int n) {
+      return static_cast<int64_t>(std::floor(n * c.recompute.ratio + 1e-9));
+    };
+    out[static_cast<size_t>(i)] =
+        policy == "full" ||
+        (policy == "every_n" && (i + 1) % c.recompute.every == 0) ||
+        (policy == "ratio" && share(i + 1) > share(i));
+  }
+  return out;
 }
 
 ModelChoices model_choices(const Config& c) {

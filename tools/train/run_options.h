@@ -15,6 +15,8 @@ namespace tapeline {
 absl::Status check_settings(const Config& config);
 
 TrainerOptions trainer_options(const Config& config);
+// Which of `layers` layers, MTP ones included, are recomputed.
+std::vector<bool> recomputed_layers(const Config& config, int layers);
 ModelChoices model_choices(const Config& config);
 // The keys of [model], over those of model.path/config.json if there is one.
 absl::StatusOr<Json> model_config(const Config& config,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "autograd/checkpoint.h"
 #include "autograd/tape.h"
 #include "kernels/aux_loss/aux_loss.h"
 #include "runtime/access.h"
@@ -81,7 +82,9 @@ StepRecord Trainer::step(bool hash) {
   const Denominators n = count_targets(batches, model_.mtp_depths());
   StepRecord record;
   record.step = step_;
+  const int64_t replays = checkpoint_counters().replays;
   for (const HostBatch& batch : batches) run_micro_batch(batch, n, record);
+  record.replays = checkpoint_counters().replays - replays;
   record.loss = record.lm_loss + record.mtp_loss + record.balance_loss +
                 record.z_loss + record.indexer_loss;
   tokens_ += n.tokens;
@@ -105,6 +108,7 @@ void Trainer::run_micro_batch(const HostBatch& host, const Denominators& n,
                               StepRecord& record) {
   Context ctx;
   ctx.sequence = Sequence::packed(host.cu_seqlens);
+  ctx.recompute = options_.recompute;
   const double share =
       static_cast<double>(host.ids.size()) / static_cast<double>(n.tokens);
   ctx.weights = {

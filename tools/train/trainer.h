@@ -45,7 +45,8 @@ struct TrainerOptions {
   LossOptions loss;
   OptimizerOptions optimizer;
   LearningRate learning_rate;
-  bool anomaly = false;  // look for the first value that is not finite
+  bool anomaly = false;         // look for the first value that is not finite
+  std::vector<bool> recompute;  // per global layer; empty: none
 };
 
 // A step's micro-batch, a pure function of its numbers; steps count from 1.
