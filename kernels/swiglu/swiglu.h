@@ -6,11 +6,10 @@
 // Rows have last stride 1 and any distance, so gate and up may be the halves of
 // one [R, 2F] tensor, and dgate and dup those of its gradient. dgate may be
 // gate and dup may be up, exactly. Arithmetic in Accumulator<T>; silu(gate) is
-// rounded to T before the product, as transformers does, and gradients take that
-// for the identity. Shazeer 2020.
-// With `rows`, whose last element is a count (the offsets of routed rows end in
-// it), rows from that count on are neither read nor written.
-// Memory-bound on a GPU, bound by exp on a CPU.
+// rounded to T before the product, as transformers does, and gradients take
+// that for the identity. Shazeer 2020. With `rows`, whose last element is a
+// count (the offsets of routed rows end in it), rows from that count on are
+// neither read nor written. Memory-bound on a GPU, bound by exp on a CPU.
 #pragma once
 
 #include "kernels/kernel.h"

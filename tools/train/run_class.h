@@ -1,0 +1,93 @@
+// The parts of a run, for run.cc and run_setup.cc.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dist/snapshot.h"
+#include "runtime/file.h"
+#include "runtime/status.h"
+#include "tools/data/batches.h"
+#include "tools/data/corpus.h"
+#include "tools/train/companions.h"
+#include "tools/train/exit_code.h"
+#include "tools/train/language_model.h"
+#include "tools/train/metrics.h"
+#include "tools/train/run.h"
+#include "tools/train/run_folder.h"
+#include "tools/train/run_options.h"
+#include "tools/train/trainer.h"
+
+namespace tapeline {
+
+class Run {
+ public:
+  explicit Run(const RunRequest& request)
+      : request_(request), c_(request.config) {}
+
+  absl::Status go() {
+    RETURN_IF_ERROR(check_settings(c_));
+    set_up_device();
+    RETURN_IF_ERROR(load_data());
+    RETURN_IF_ERROR(make_model());
+    if (request_.resume) RETURN_IF_ERROR(find_snapshot());
+    RETURN_IF_ERROR(make_trainer());
+    RETURN_IF_ERROR(open_folder());
+    RETURN_IF_ERROR(loop());
+    RETURN_IF_ERROR(check_weights());
+    RETURN_IF_ERROR(ending(kExitDisk, finish()));
+    return ending(kExitDisk, write_profile());
+  }
+
+ private:
+  std::string user_path(const std::string& path) const {
+    return request_.base.empty() ? path : join_path(request_.base, path);
+  }
+  std::string snapshots() const { return join_path(path_, "snapshots"); }
+  bool due(int64_t every) const {
+    const int64_t step = trainer_->steps_done();
+    return step == c_.train.steps || (every > 0 && step % every == 0);
+  }
+
+  void set_up_device();
+  absl::StatusOr<Corpus> corpus(const std::string& spec);
+  absl::Status load_data();
+  absl::Status make_model();
+  absl::Status find_snapshot();
+  absl::Status make_trainer();
+  absl::Status open_folder();
+  absl::Status loop();
+  absl::Status one_step();
+  absl::Status check_finite(const StepRecord& record);
+  absl::Status check_weights();
+  absl::Status report();
+  absl::Status sample(const std::string& file);
+  absl::Status save();
+  absl::Status stop();
+  absl::Status finish();
+  absl::Status write_profile();
+
+  const RunRequest& request_;
+  const Config& c_;
+  std::string path_;  // of the run's folder
+  Json model_config_;
+  Corpus train_, val_;
+  std::optional<TrainBatches> batches_;
+  std::optional<EvalBatches> eval_;
+  std::unique_ptr<LanguageModel> model_;
+  Companions companions_;  // of the folder the weights came from
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<Snapshot> snapshot_;
+  MetricsCut metrics_;              // what stays of an earlier process's
+  std::vector<std::string> notes_;  // to say once there is a log
+  std::optional<RunFolder> folder_;
+  bool evaluated_ = false;   // the step just done
+  double step_seconds_ = 0;  // of a step, averaged
+};
+
+}  // namespace tapeline

@@ -1,0 +1,171 @@
+// What a run does before its first step: nothing is written until all of it is
+// right.
+#include <algorithm>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/device.h"
+#include "runtime/profile.h"
+#include "runtime/safetensors.h"
+#include "tools/train/evaluate.h"
+#include "tools/train/host_tensors.h"
+#include "tools/train/provenance.h"
+#include "tools/train/resume.h"
+#include "tools/train/run_class.h"
+
+namespace tapeline {
+
+void Run::set_up_device() {
+  int64_t threads = c_.train.threads;
+  if (threads == 0) threads = std::thread::hardware_concurrency();
+  Device::current().set_threads(
+      static_cast<int>(std::max<int64_t>(1, threads)));
+  Device::current().pool().set_poison(c_.debug.nan_poison);
+  set_profile(c_.debug.trace     ? ProfileMode::kTrace
+              : c_.debug.profile ? ProfileMode::kCount
+                                 : ProfileMode::kOff);
+}
+
+absl::StatusOr<Corpus> Run::corpus(const std::string& spec) {
+  return load_corpus(spec.starts_with("king_james:") ? spec : user_path(spec));
+}
+
+absl::Status Run::load_data() {
+  ASSIGN_OR_RETURN(train_, corpus(c_.data.train));
+  ASSIGN_OR_RETURN(
+      batches_,
+      TrainBatches::create(train_, c_.train.seq_len, c_.train.micro_batches,
+                           static_cast<uint64_t>(c_.seed)));
+  if (c_.data.val.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(val_, corpus(c_.data.val));
+  eval_.emplace(val_, c_.train.seq_len, eval_tokens(c_.train.seq_len));
+  return absl::OkStatus();
+}
+
+absl::Status Run::make_model() {
+  const std::string from =
+      c_.model.path.empty() ? "" : user_path(c_.model.path);
+  ASSIGN_OR_RETURN(model_config_, model_config(c_, from));
+  ASSIGN_OR_RETURN(model_,
+                   make_language_model(model_config_, model_choices(c_)));
+  RETURN_IF_ERROR(
+      check_vocabulary(train_, c_.data.train, model_->vocabulary()));
+  RETURN_IF_ERROR(check_vocabulary(val_, c_.data.val, model_->vocabulary()));
+  path_ = user_path(join_path(c_.run.dir, c_.run.name));
+  return absl::OkStatus();
+}
+
+// Under the lock: nobody else changes what is chosen here.
+absl::Status Run::find_snapshot() {
+  absl::StatusOr<RunFolder> folder = RunFolder::reopen(path_);
+  if (folder.ok()) {
+    folder_.emplace(*std::move(folder));
+  } else if (absl::IsNotFound(folder.status())) {
+    // A snapshot that is named may begin a run elsewhere.
+    if (request_.snapshot.empty()) {
+      return ending(kExitSnapshot, folder.status());
+    }
+  } else {
+    return ending(
+        absl::IsUnavailable(folder.status()) ? kExitBadInput : kExitDisk,
+        folder.status());
+  }
+  ASSIGN_OR_RETURN(
+      snapshot_,
+      choose_snapshot(
+          snapshots(),
+          request_.snapshot.empty() ? "" : user_path(request_.snapshot),
+          &notes_));
+  RETURN_IF_ERROR(check_continues(*snapshot_, c_, model_config_));
+  ASSIGN_OR_RETURN(metrics_, read_metrics(join_path(path_, "metrics.jsonl"),
+                                          snapshot_->step));
+  return absl::OkStatus();
+}
+
+absl::Status Run::make_trainer() {
+  const std::string from =
+      c_.model.path.empty() ? "" : user_path(c_.model.path);
+  const std::vector<NamedTensor> tensors = model_->named_tensors();
+  const DType dtype = c_.compute_dtype == "bf16" ? DType::kBf16 : DType::kF32;
+  if (snapshot_) {
+    RETURN_IF_ERROR(load(tensors, dtype, *snapshot_->tensors));
+  } else if (!from.empty()) {
+    ASSIGN_OR_RETURN(const SafetensorsReader reader,
+                     SafetensorsReader::open(from));
+    RETURN_IF_ERROR(load(tensors, dtype, reader));
+    ASSIGN_OR_RETURN(companions_, read_companions(from, *model_, reader));
+    if (!companions_.dropped.empty()) {
+      notes_.push_back(absl::StrCat(
+          companions_.dropped.size(), " tensors of ", from, ", first ",
+          companions_.dropped[0],
+          ", are not part of this model; the export will not have them"));
+    }
+  } else {
+    initialize(tensors, dtype, static_cast<uint64_t>(c_.seed),
+               model_->initializer_std());
+  }
+  model_->apply_training_choices();
+  TrainerOptions options = trainer_options(c_);
+  options.recompute = recomputed_layers(c_, model_->layers());
+  trainer_ = std::make_unique<Trainer>(
+      *model_, std::move(options), [this](int64_t step, int64_t m) {
+        MicroBatch batch = batches_->get(step, m);
+        return HostBatch{std::move(batch.ids), std::move(batch.labels),
+                         std::move(batch.cu_seqlens)};
+      });
+  if (!snapshot_) return absl::OkStatus();
+  RETURN_IF_ERROR(trainer_->restore(*snapshot_, &notes_));
+  if (!from.empty()) {
+    // The weights are the snapshot's; what else the folder held is still there.
+    ASSIGN_OR_RETURN(const SafetensorsReader reader,
+                     SafetensorsReader::open(from));
+    ASSIGN_OR_RETURN(companions_, read_companions(from, *model_, reader));
+  }
+  notes_.push_back(absl::StrCat("resumed from ", snapshot_->path));
+  return absl::OkStatus();
+}
+
+absl::Status Run::open_folder() {
+  std::string moved;
+  if (!folder_) {
+    absl::StatusOr<RunFolder> folder =
+        RunFolder::create(path_, print_config(c_), &moved);
+    if (!folder.ok()) {
+      const bool taken = absl::IsUnavailable(folder.status()) ||
+                         absl::IsAlreadyExists(folder.status());
+      return ending(taken ? kExitBadInput : kExitDisk, folder.status());
+    }
+    folder_.emplace(*std::move(folder));
+  }
+  RETURN_IF_ERROR(ending(kExitDisk, folder_->begin()));
+  if (!moved.empty()) {
+    folder_->say(absl::StrCat("the earlier run is now in ", moved));
+  }
+  for (const std::string& note : notes_) folder_->say(note);
+  const auto write = [&]() -> absl::Status {
+    const int64_t step = trainer_->steps_done();
+    const std::string suffix =
+        request_.resume ? absl::StrCat(".resumed-", step) : "";
+    RETURN_IF_ERROR(write_file_atomic(folder_->file("config.resolved.toml"),
+                                      print_config(c_)));
+    RETURN_IF_ERROR(write_json(
+        folder_->file(absl::StrCat("provenance", suffix, ".json")),
+        provenance(request_.command_line, static_cast<uint64_t>(c_.seed),
+                   Device::current().threads().threads())));
+    RETURN_IF_ERROR(set_aside_later_snapshots(snapshots(), step));
+    if (metrics_.cuts) {
+      RETURN_IF_ERROR(
+          write_file_atomic(folder_->file("metrics.jsonl"), metrics_.kept));
+    }
+    evaluated_ = metrics_.evaluated;
+    HostTensors host;
+    return check_disk_space(snapshots(),
+                            snapshot_bytes(trainer_->contents(host)),
+                            static_cast<int>(c_.train.keep_snapshots) + 1);
+  };
+  return ending(kExitDisk, write());
+}
+
+}  // namespace tapeline
