@@ -88,6 +88,7 @@ class CheckpointNode : public Node {
   std::vector<TouchedTensor> touched;  // this node's inputs
   std::vector<OutputSpec> specs;
   std::unique_ptr<SavedTensor[]> leaves;
+  std::vector<int> edge_of_leaf;  // its place in `touched`; -1: no gradient
   int leaf_count = 0;
 
  private:
@@ -106,9 +107,10 @@ class CheckpointNode : public Node {
 
   std::vector<Tensor> replay(std::vector<Tensor> inputs) {
     // Handles of the outer tape: ops find their slots through the captures.
-    for (const TouchedTensor& t : touched) {
-      if (t.leaf < 0) continue;
-      Tensor& x = inputs[static_cast<size_t>(t.leaf)];
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (edge_of_leaf[i] < 0) continue;
+      const TouchedTensor& t = touched[static_cast<size_t>(edge_of_leaf[i])];
+      Tensor& x = inputs[i];
       x.requires_grad = true;
       x.tape = t.tape;
       x.slot = t.slot;
@@ -162,13 +164,18 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
       outer != nullptr ? outer->next_child()
                        : std::make_shared<CheckpointFrame>();
   std::vector<TouchedTensor> touched;
+  internal::TouchedIndex index;
   std::vector<Tensor> outputs;
   {
     const GradModeScope shadow(GradMode::kShadow);
     FrameScope running(*frame, phase());
     outputs = body->run(leaves);
     running.check_complete();
-    touched = running.take_touched();
+    // An input that is passed on untouched is one of the node's all the same.
+    for (const Tensor& output : outputs) {
+      if (output) running.note_input(output);
+    }
+    touched = running.take_touched(index);
   }
   if (!records) return outputs;
   std::vector<Tensor*> differentiable;
@@ -200,11 +207,15 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
     // Saved through the hooks of the call, which may move its bytes: nothing
     // else of the node holds them.
     if (leaves[i]) node->leaves[i].save(leaves[i]);
-    for (TouchedTensor& t : touched) {
-      if (t.leaf >= 0 || !leaves[i] || !t.is(leaves[i])) continue;
-      t.leaf = static_cast<int>(i);
-      t.value = Tensor();
-    }
+    const int edge = leaves[i] && leaves[i].requires_grad
+                         ? index.find(touched, leaves[i])
+                         : -1;
+    node->edge_of_leaf.push_back(edge);
+    if (edge < 0) continue;
+    TouchedTensor& t = touched[static_cast<size_t>(edge)];
+    if (t.leaf >= 0) continue;
+    t.leaf = static_cast<int>(i);
+    t.value = Tensor();
   }
   node->touched = std::move(touched);
   return outputs;

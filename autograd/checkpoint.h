@@ -75,7 +75,7 @@ void keep_stash(std::shared_ptr<void> value, const std::type_info& type);
 template <class Tree>
 std::vector<Tensor> tensors_of(Tree& tree) {
   std::vector<Tensor> out;
-  visit(tree, [&](const std::string&, auto& leaf) {
+  visit_leaves(tree, [&](auto& leaf) {
     static_assert(std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>,
                   "a checkpoint's inputs and outputs are tensors");
     out.push_back(leaf);
@@ -85,7 +85,7 @@ std::vector<Tensor> tensors_of(Tree& tree) {
 template <class Tree>
 void set_tensors(Tree& tree, const std::vector<Tensor>& tensors) {
   size_t i = 0;
-  visit(tree, [&](const std::string&, auto& leaf) { leaf = tensors[i++]; });
+  visit_leaves(tree, [&](auto& leaf) { leaf = tensors[i++]; });
   CHECK_EQ(i, tensors.size());
 }
 
@@ -98,7 +98,7 @@ class TypedBody : public CheckpointBody {
   TypedBody(F& fn, const In& in, Context&... context)
       : fn_(fn), context_(context...), in_(in) {
     // The node keeps the structure; the tensors are saved through hooks.
-    set_tensors(in_, std::vector<Tensor>(tensors_of(in_).size()));
+    visit_leaves(in_, [](Tensor& leaf) { leaf = Tensor(); });
   }
 
   std::vector<Tensor> run(const std::vector<Tensor>& leaves) override {

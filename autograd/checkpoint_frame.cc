@@ -18,6 +18,25 @@ std::string where() {
 
 }  // namespace
 
+int TouchedIndex::find(const std::vector<TouchedTensor>& list,
+                       const Tensor& x) const {
+  if (map_.empty()) {
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (list[i].is(x)) return static_cast<int>(i);
+    }
+    return -1;
+  }
+  const auto found = map_.find({x.tape, x.slot});
+  return found == map_.end() ? -1 : found->second;
+}
+void TouchedIndex::added(const std::vector<TouchedTensor>& list) {
+  constexpr size_t kLong = 16;
+  if (list.size() < kLong) return;
+  for (size_t i = map_.size(); i < list.size(); ++i) {
+    map_[{list[i].tape, list[i].slot}] = static_cast<int>(i);
+  }
+}
+
 FrameScope::FrameScope(CheckpointFrame& frame, Phase phase)
     : frame_(frame),
       phase_(phase),
@@ -61,7 +80,8 @@ void FrameScope::check_complete() const {
       << frame_.ops[std::min(op_, frame_.ops.size() - 1)] << "; ";
 }
 
-std::vector<TouchedTensor> FrameScope::take_touched() {
+std::vector<TouchedTensor> FrameScope::take_touched(TouchedIndex& index) {
+  index = std::move(index_);
   return std::move(touched_);
 }
 
@@ -80,12 +100,10 @@ void FrameScope::note_op(const char* name) {
 void FrameScope::note_input(const Tensor& x) {
   if (!x.requires_grad || x.tape == 0) return;
   for (FrameScope* scope = this; scope != nullptr; scope = scope->outer_) {
-    const auto known =
-        std::find_if(scope->touched_.begin(), scope->touched_.end(),
-                     [&](const TouchedTensor& t) { return t.is(x); });
-    if (known != scope->touched_.end()) continue;
+    if (scope->index_.find(scope->touched_, x) >= 0) continue;
     scope->touched_.push_back(
         {x.detach(), x.tape, x.slot, x.storage()->version(), -1});
+    scope->index_.added(scope->touched_);
   }
 }
 

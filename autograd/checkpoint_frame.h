@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "autograd/checkpoint.h"
 #include "autograd/mode.h"
 #include "runtime/tensor.h"
@@ -39,6 +41,17 @@ struct TouchedTensor {
   bool is(const Tensor& x) const { return x.tape == tape && x.slot == slot; }
 };
 
+// Where a (tape, slot) stands in a list of touched tensors; -1: nowhere. A map
+// once a list is long.
+class TouchedIndex {
+ public:
+  int find(const std::vector<TouchedTensor>& list, const Tensor& x) const;
+  void added(const std::vector<TouchedTensor>& list);
+
+ private:
+  absl::flat_hash_map<std::pair<uint64_t, uint32_t>, int> map_;
+};
+
 // A run of a checkpointed function on this thread.
 class FrameScope {
  public:
@@ -57,7 +70,7 @@ class FrameScope {
   // CHECKs that a replay used everything that was kept, or completes a first
   // run.
   void check_complete() const;
-  std::vector<TouchedTensor> take_touched();
+  std::vector<TouchedTensor> take_touched(TouchedIndex& index);
 
   // An op that is recorded or would be. In Shadow mode its inputs are noted.
   void note_op(const char* name);
@@ -70,6 +83,7 @@ class FrameScope {
   FrameScope* const outer_;
   size_t stash_ = 0, child_ = 0, op_ = 0;
   std::vector<TouchedTensor> touched_;
+  TouchedIndex index_;
 };
 
 }  // namespace tapeline::internal

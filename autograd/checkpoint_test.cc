@@ -79,6 +79,26 @@ TEST(Contract, C02_EveryDifferentiableOutputKeepsItsLink) {
   EXPECT_FALSE(out.ids.requires_grad);  // C31
 }
 
+// An output that is an input keeps its link too, and so does one that is given
+// twice.
+TEST(Contract, C02_InputsPassedOnAreOutputs) {
+  auto block = [](const Pair& in) {
+    return Pair{in.direct, {scale(in.direct, 2), in.nested[0]}};
+  };
+  Tape tape;
+  const Tensor a = tape.input(number(2)), b = tape.input(number(5));
+  const Tensor loss = record(tape, [&] {
+    const Pair out = checkpoint(true, block, Pair{a, {b}});
+    const Pair twice = checkpoint(true, block, Pair{a, {a}});
+    return sum(out.direct) + sum(out.nested[0]) +
+           sum(mul(out.nested[1], out.nested[1])) + sum(twice.nested[1]);
+  });
+  ParameterGradients grads;
+  const std::vector<Tensor> d = tape.backward(loss, grads);
+  EXPECT_EQ(value(d[0]), 1 + 2 + 1);
+  EXPECT_EQ(value(d[1]), 10);
+}
+
 TEST(ContractDeathTest, C03_AnotherStructureOnReplayIsNamed) {
   int run = 0;
   auto block = [&](const Tensor& x) {

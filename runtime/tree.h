@@ -193,7 +193,35 @@ void visit_at(T& part, const std::string& path, F& f) {
   }
 }
 
+// visit_at without paths.
+template <class T, class F>
+void each_at(T& part, F& f) {
+  using U = std::remove_const_t<T>;
+  if constexpr (is_leaf<U>) {
+    f(part);
+  } else if constexpr (IsVector<U>::value) {
+    for (auto& item : part) each_at(item, f);
+  } else if constexpr (IsLayers<U>::value) {
+    for (auto& item : part.items) each_at(item, f);
+  } else if constexpr (IsOptional<U>::value) {
+    if (part) each_at(*part, f);
+  } else {
+    static_assert(HasFields<U>, "not a part: add FIELDS to this struct");
+    static_assert(fields_complete<U>(),
+                  "a Parameter, Buffer, Tensor or module member is missing "
+                  "from FIELDS");
+    auto fields = part.fields();
+    std::apply([&](auto&... member) { (each_at(member, f), ...); }, fields);
+  }
+}
+
 }  // namespace internal
+
+// Calls f(leaf&) for every leaf, in the order of visit().
+template <class T, class F>
+void visit_leaves(T& tree, F&& f) {
+  internal::each_at(tree, f);
+}
 
 // Calls f(path, leaf&) for every leaf.
 template <class T, class F>
