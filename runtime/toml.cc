@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 1 << 20;
 constexpr int kMaxParts = 16;
+constexpr int kMaxDepth = 12;  // of arrays and of tables in them
 
 std::string at(std::string_view name, const toml::source_position& position) {
   return std::string(name) + ":" + std::to_string(position.line) + ":" +
@@ -119,19 +120,27 @@ class Flattener {
   absl::Status member(const toml::key& key, const toml::node& node) {
     const toml::source_position& where = key.source().begin;
     TomlEntry entry{.path = path_,
+                    .value = {},
                     .line = static_cast<int>(where.line),
                     .column = static_cast<int>(where.column)};
     if (const toml::table* inner = node.as_table()) {
       if (!inner->empty()) return table(*inner);
       entry.table = true;
     } else {
-      ASSIGN_OR_RETURN(entry.value, value(node));
+      ASSIGN_OR_RETURN(entry.value, value(node, 1));
     }
     entries_.push_back(std::move(entry));
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Json> value(const toml::node& node) const {
+  // Tables in arrays can nest deeper, by dotted keys, than the parser would
+  // read back from one line.
+  absl::StatusOr<Json> value(const toml::node& node, int depth) const {
+    if (depth > kMaxDepth) {
+      return absl::InvalidArgumentError(at(name_, node.source().begin) +
+                                        "nested deeper than " +
+                                        std::to_string(kMaxDepth) + " levels");
+    }
     if (const auto* v = node.as_boolean()) return Json(v->get());
     if (const auto* v = node.as_integer()) return Json(v->get());
     if (const auto* v = node.as_floating_point()) return Json(v->get());
@@ -139,7 +148,7 @@ class Flattener {
     if (const toml::array* array = node.as_array()) {
       Json::Array out;
       for (const toml::node& element : *array) {
-        ASSIGN_OR_RETURN(Json inner, value(element));
+        ASSIGN_OR_RETURN(Json inner, value(element, depth + 1));
         out.push_back(std::move(inner));
       }
       return Json(std::move(out));
@@ -147,7 +156,7 @@ class Flattener {
     if (const toml::table* table = node.as_table()) {
       Json::Object out;
       for (const auto& [key, element] : *table) {
-        ASSIGN_OR_RETURN(Json inner, value(element));
+        ASSIGN_OR_RETURN(Json inner, value(element, depth + 1));
         out.emplace_back(move_back(key.str()), std::move(inner));
       }
       return Json(std::move(out));

@@ -5,8 +5,8 @@
 // an entry without value, so that a misspelt one can be refused. Arrays and the
 // inline tables inside them are Json values. Dates and times are refused: no
 // setting of ours is one.
-// Errors read "name:line:column: what". Text above 1 MiB, nesting beyond 16
-// levels and keys of more than 16 parts are refused.
+// Errors read "name:line:column: what". Text above 1 MiB, values nested beyond
+// 12 levels and keys of more than 16 parts are refused.
 #pragma once
 
 #include <string>

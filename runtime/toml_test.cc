@@ -133,6 +133,8 @@ TEST(Toml, RefusesWhatWouldExhaustStackOrMemory) {
   EXPECT_FALSE(parse_toml("x = " + inner, "t").ok());
   EXPECT_FALSE(parse_toml(std::string((1 << 20) + 1, '\n'), "t").ok());
   EXPECT_FALSE(parse_toml("a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a = 1", "t").ok());
+  EXPECT_FALSE(parse_toml("[[t]]\na.a.a.a.a.a.a.a.a.a.a = 1", "t").ok());
+  EXPECT_TRUE(parse_toml("[[t]]\na.a.a.a.a.a.a.a.a.a = 1", "t").ok());
   EXPECT_TRUE(parse_toml("a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a = 1", "t").ok());
 }
 
