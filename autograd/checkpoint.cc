@@ -1,6 +1,8 @@
 #include "autograd/checkpoint.h"
 
+#include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "autograd/checkpoint_frame.h"
 #include "autograd/tape.h"
@@ -27,10 +29,21 @@ struct OutputSpec {
   bool defined, requires_grad;
   Shape shape;
   DType dtype;
+  bool passed_on = false;  // a differentiable tensor from outside: no output
 };
 OutputSpec spec_of(const Tensor& x) {
   if (!x) return {false, false, {}, DType::kF32};
   return {true, x.requires_grad, x.shape(), x.dtype()};
+}
+
+// A tensor's storage and how often it was written.
+using Version = std::pair<Tensor, uint32_t>;
+void check_versions(const std::vector<Version>& versions,
+                    const std::string& where) {
+  for (const auto& [tensor, version] : versions) {
+    CHECK_EQ(tensor.storage()->version(), version)
+        << where << "a tensor it uses was written in place: " << tensor << "; ";
+  }
 }
 
 class CheckpointNode : public Node {
@@ -38,6 +51,8 @@ class CheckpointNode : public Node {
   void backward_inputs(Backward& b) override {
     local_ = std::make_unique<Tape>("replay of '" +
                                     layer_path(surroundings.scope) + "'");
+    check_versions(constants, where());
+    for (const ParameterUse& use : parameters) use.value();
     std::vector<Tensor> inputs;
     for (int i = 0; i < leaf_count; ++i) {
       inputs.push_back(leaves[i] ? leaves[i].unpack() : Tensor());
@@ -52,28 +67,45 @@ class CheckpointNode : public Node {
         seeds.push_back({local, std::move(partial)});
       }
     }
-    const std::vector<Tensor> outputs = replay(std::move(inputs));
+    std::vector<Tensor> outputs = replay(std::move(inputs));
     CHECK_EQ(outputs.size(), specs.size()) << where() << "another structure; ";
     int differentiable = 0;
     for (size_t i = 0; i < outputs.size(); ++i) {
       const OutputSpec now = spec_of(outputs[i]), then = specs[i];
       CHECK(now.defined == then.defined && now.shape == then.shape &&
-            now.dtype == then.dtype && now.requires_grad == then.requires_grad)
+            now.dtype == then.dtype &&
+            (then.passed_on || now.requires_grad == then.requires_grad))
           << where() << "output " << i << " is " << outputs[i] << ", it was "
           << then.shape << " " << name_of(then.dtype)
           << (then.requires_grad ? " with" : " without") << " gradient";
-      if (!then.requires_grad) continue;
+      if (!then.requires_grad || then.passed_on) continue;
       const Tensor& gradient = b.grad(differentiable++);
       if (gradient) seeds.push_back({outputs[i], gradient});
     }
+    outputs.clear();
     replay_count.fetch_add(1, std::memory_order_relaxed);
     const bool both = b.parts() == Parts::kBoth;
     std::vector<Tensor> gradients =
         both ? local_->backward(seeds, b.parameter_gradients())
              : local_->backward_inputs(seeds, b.parameter_gradients());
-    if (both) local_.reset();
     for (size_t e = 0; e < gradients.size(); ++e) {
       if (gradients[e]) b.add(static_cast<int>(e), std::move(gradients[e]));
+    }
+    if (both) {
+      local_.reset();
+      return;
+    }
+    // What W still needs is the local tape, if anything.
+    leaves.reset();
+    leaf_count = 0;
+    touched.clear();
+    constants.clear();
+    frame.reset();
+    body.reset();
+    const auto& stash = local_->state()->weight_stash;
+    if (std::all_of(stash.begin(), stash.end(),
+                    [](const auto& grads) { return grads.empty(); })) {
+      local_.reset();
     }
   }
   bool has_weights() const override { return local_ != nullptr; }
@@ -87,6 +119,8 @@ class CheckpointNode : public Node {
   Surroundings surroundings;
   std::vector<TouchedTensor> touched;  // this node's inputs
   std::vector<OutputSpec> specs;
+  std::vector<ParameterUse> parameters;
+  std::vector<Version> constants;
   std::unique_ptr<SavedTensor[]> leaves;
   std::vector<int> edge_of_leaf;  // its place in `touched`; -1: no gradient
   int leaf_count = 0;
@@ -117,8 +151,9 @@ class CheckpointNode : public Node {
     }
     const UseSite site(surroundings.site);
     const internal::LayerScopeAt scope(surroundings.scope);
-    const FrameScope running(*frame, Phase::kReplay);
     const RecordScope recording(*local_);
+    const FrameScope running(*frame, Phase::kReplay, /*shadow=*/false,
+                             local_->state());
     std::vector<Tensor> outputs = body->run(inputs);
     running.check_complete();
     return outputs;
@@ -148,8 +183,14 @@ std::shared_ptr<void> next_stash(const std::type_info& type) {
   return kept;
 }
 
-void keep_stash(std::shared_ptr<void> value, const std::type_info& type) {
-  FrameScope::current()->frame().stash.push_back({std::move(value), &type});
+void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
+                const std::vector<Tensor>& tensors) {
+  std::vector<Version> versions;
+  for (const Tensor& t : tensors) {
+    if (t) versions.emplace_back(t, t.storage()->version());
+  }
+  FrameScope::current()->frame().stash.push_back(
+      {std::move(value), &type, std::move(versions)});
 }
 
 std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
@@ -163,26 +204,42 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
   std::shared_ptr<CheckpointFrame> frame =
       outer != nullptr ? outer->next_child()
                        : std::make_shared<CheckpointFrame>();
+  std::vector<Version> before;
+  for (const Tensor& leaf : leaves) {
+    if (!leaf) continue;
+    CHECK(!records || !leaf.requires_grad || leaf.tape != 0)
+        << "[checkpoint] an input was made inside another checkpoint's run: "
+        << leaf;
+    before.emplace_back(leaf, leaf.storage()->version());
+  }
   std::vector<TouchedTensor> touched;
+  std::vector<ParameterUse> parameters;
+  std::vector<Version> constants;
   internal::TouchedIndex index;
   std::vector<Tensor> outputs;
   {
     const GradModeScope shadow(GradMode::kShadow);
-    FrameScope running(*frame, phase());
+    FrameScope running(*frame, phase(), /*shadow=*/true, current_tape());
     outputs = body->run(leaves);
     running.check_complete();
-    // An input that is passed on untouched is one of the node's all the same.
-    for (const Tensor& output : outputs) {
-      if (output) running.note_input(output);
-    }
     touched = running.take_touched(index);
+    parameters = running.take_parameters();
+    constants = running.take_constants();
   }
+  check_versions(before, "[checkpoint] layer '" + layer_path(layer_scope()) +
+                             "' writes its input: ");
   if (!records) return outputs;
   std::vector<Tensor*> differentiable;
   std::vector<OutputSpec> specs;
   for (Tensor& output : outputs) {
     specs.push_back(spec_of(output));
     if (!specs.back().requires_grad) continue;
+    // What comes from outside goes back as it is: its later uses add to it in
+    // the order they would have without the checkpoint.
+    if (output.tape != 0) {
+      specs.back().passed_on = true;
+      continue;
+    }
     output = output.detach();
     differentiable.push_back(&output);
   }
@@ -201,6 +258,16 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
   node->body = std::move(body);
   node->frame = std::move(frame);
   node->specs = std::move(specs);
+  node->parameters = std::move(parameters);
+  // Explicit inputs have their version checked by their saved tensor.
+  for (Version& c : constants) {
+    const uint64_t id = c.first.storage()->id();
+    if (std::none_of(leaves.begin(), leaves.end(), [&](const Tensor& leaf) {
+          return leaf && leaf.storage()->id() == id;
+        })) {
+      node->constants.push_back(std::move(c));
+    }
+  }
   node->leaf_count = static_cast<int>(leaves.size());
   node->leaves = std::make_unique<SavedTensor[]>(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {

@@ -5,7 +5,8 @@
 // The function runs once without recording (Shadow mode), and one node takes
 // its place on the tape. Backward replays it on a local tape, with gradients
 // going to the caller's sums in the order they would have without checkpoint:
-// the bits are the same.
+// the bits are the same. (One tensor given twice in the output is two outputs,
+// whose gradients are added last.)
 //
 // Inputs and outputs are trees of tensors (runtime/tree.h). Gradients flow to
 // the tensors of `in` and to tensors that the function captured; parameters
@@ -13,10 +14,14 @@
 // special case for detached inputs or frozen blocks. Saved inputs go through
 // the hooks around the call. Integer outputs are passed on as they are.
 //
-// `fn` and `context` are taken by reference and live until the tape is done.
-// The function is a function of inputs, captures and context as they were: a
-// captured tensor that was written since, another output structure or other
-// ops on the replay are a CHECK that names the layer. Checkpoints nest.
+// `fn` and `context` are taken by reference and live until the tape is done (a
+// lambda inside a loop's body does not). The function is a function of inputs,
+// captures, parameters and context as they were: a tensor, stashed value or
+// parameter that was written since, another output structure or other ops on
+// the replay are a CHECK that names the layer. Checkpoints nest. Hooks around
+// the call see what the node saves; those around backward what a replay saves.
+// When a function throws in a retained tape's replay, the tape can run again
+// with gradients zeroed.
 //
 //   stash(f)   what a replay must not decide again (selected keys, chosen
 //              experts): f runs once without grad, the value is kept, and a
@@ -70,7 +75,19 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
 // keep_stash() follows. `type` has to be the same on a replay.
 bool stashing();
 std::shared_ptr<void> next_stash(const std::type_info& type);
-void keep_stash(std::shared_ptr<void> value, const std::type_info& type);
+void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
+                const std::vector<Tensor>& tensors);
+// A stashed function is one thing: what is inside it is none of the frame's.
+class FrameSuspended {
+ public:
+  FrameSuspended();
+  ~FrameSuspended();
+  FrameSuspended(const FrameSuspended&) = delete;
+  FrameSuspended& operator=(const FrameSuspended&) = delete;
+
+ private:
+  void* suspended_;
+};
 
 template <class Tree>
 std::vector<Tensor> tensors_of(Tree& tree) {
@@ -104,7 +121,8 @@ class TypedBody : public CheckpointBody {
   std::vector<Tensor> run(const std::vector<Tensor>& leaves) override {
     In in = in_;
     set_tensors(in, leaves);
-    Out out = std::apply([&](auto&... c) { return fn_(in, c...); }, context_);
+    Out out = std::apply(
+        [&](auto&... c) { return fn_(std::as_const(in), c...); }, context_);
     std::vector<Tensor> tensors = tensors_of(out);
     if (!out_) out_ = std::make_unique<Out>(std::move(out));
     return tensors;
@@ -139,11 +157,17 @@ auto checkpoint(bool recompute, F& fn, const In& in, Context&... context) {
   return out;
 }
 
+// A temporary would be gone when backward needs it.
+template <class F, class In, class... Context>
+auto checkpoint(bool recompute, const F&& fn, const In& in,
+                Context&... context) = delete;
+
 template <class F>
 auto stash(F&& f) -> std::invoke_result_t<F> {
   using T = std::invoke_result_t<F>;
   const auto make = [&] {
     const GradModeScope off(GradMode::kOff);
+    const internal::FrameSuspended suspended;
     return f();
   };
   if (!internal::stashing()) return make();
@@ -154,7 +178,7 @@ auto stash(F&& f) -> std::invoke_result_t<F> {
   for (const Tensor& t : internal::tensors_of(*value)) {
     CHECK(!t.requires_grad) << "[stash] " << t << " requires a gradient";
   }
-  internal::keep_stash(value, typeid(T));
+  internal::keep_stash(value, typeid(T), internal::tensors_of(*value));
   return *value;
 }
 

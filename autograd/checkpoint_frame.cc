@@ -37,10 +37,14 @@ void TouchedIndex::added(const std::vector<TouchedTensor>& list) {
   }
 }
 
-FrameScope::FrameScope(CheckpointFrame& frame, Phase phase)
+FrameScope::FrameScope(CheckpointFrame& frame, Phase phase, bool shadow,
+                       const void* tape)
     : frame_(frame),
       phase_(phase),
       first_(!frame.complete),
+      shadow_(shadow),
+      tape_(tape),
+      made_before_(Storage::next_id()),
       outer_(std::exchange(running, this)) {
   // A first run that did not end (an exception) leaves nothing.
   if (first_) frame_ = {};
@@ -54,6 +58,11 @@ std::shared_ptr<void> FrameScope::next_stash(const std::type_info& type) {
   CHECK(stash_ < frame_.stash.size() && *frame_.stash[stash_].type == type)
       << where() << "stash number " << stash_ << " of " << frame_.stash.size()
       << " is missing or of another type";
+  for (const auto& [tensor, version] : frame_.stash[stash_].versions) {
+    CHECK_EQ(tensor.storage()->version(), version)
+        << where() << "a stashed tensor was written in place: " << tensor
+        << "; ";
+  }
   return frame_.stash[stash_++].value;
 }
 
@@ -98,13 +107,35 @@ void FrameScope::note_op(const char* name) {
 }
 
 void FrameScope::note_input(const Tensor& x) {
-  if (!x.requires_grad || x.tape == 0) return;
-  for (FrameScope* scope = this; scope != nullptr; scope = scope->outer_) {
+  if (!x) return;
+  if (!x.requires_grad) {
+    if (x.storage()->id() >= made_before_) return;
+    for (const auto& [known, version] : constants_) {
+      if (known.storage()->id() == x.storage()->id()) return;
+    }
+    constants_.emplace_back(x, x.storage()->version());
+    return;
+  }
+  if (x.tape == 0) return;  // made by this run
+  for (FrameScope* scope = this; scope != nullptr && scope->shadow_;
+       scope = scope->outer_) {
     if (scope->index_.find(scope->touched_, x) >= 0) continue;
     scope->touched_.push_back(
         {x.detach(), x.tape, x.slot, x.storage()->version(), -1});
     scope->index_.added(scope->touched_);
   }
+}
+
+void FrameScope::note_parameter(const Parameter& parameter) {
+  if (known_parameters_.insert(parameter.key()).second) {
+    parameters_.emplace_back(parameter);
+  }
+}
+
+FrameSuspended::FrameSuspended()
+    : suspended_(std::exchange(running, nullptr)) {}
+FrameSuspended::~FrameSuspended() {
+  running = static_cast<FrameScope*>(suspended_);
 }
 
 }  // namespace tapeline::internal

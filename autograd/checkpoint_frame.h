@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "autograd/checkpoint.h"
 #include "autograd/mode.h"
+#include "autograd/tape.h"
+#include "runtime/parameter.h"
 #include "runtime/tensor.h"
 
 namespace tapeline::internal {
@@ -22,6 +25,7 @@ struct CheckpointFrame {
   struct Stashed {
     std::shared_ptr<void> value;
     const std::type_info* type;
+    std::vector<std::pair<Tensor, uint32_t>> versions;
   };
   std::vector<Stashed> stash;
   std::vector<std::shared_ptr<CheckpointFrame>> children;  // nested, in order
@@ -55,7 +59,9 @@ class TouchedIndex {
 // A run of a checkpointed function on this thread.
 class FrameScope {
  public:
-  FrameScope(CheckpointFrame& frame, Phase phase);
+  // `tape` is the current one; `shadow`: this run notes what it touches.
+  FrameScope(CheckpointFrame& frame, Phase phase, bool shadow,
+             const void* tape);
   ~FrameScope();
   FrameScope(const FrameScope&) = delete;
   FrameScope& operator=(const FrameScope&) = delete;
@@ -75,15 +81,29 @@ class FrameScope {
   // An op that is recorded or would be. In Shadow mode its inputs are noted.
   void note_op(const char* name);
   void note_input(const Tensor& x);
+  void note_parameter(const Parameter& parameter);
+  // A first run, or a nested one inside a replay: what is recorded under kOn on
+  // the tape around it would be recorded twice.
+  bool shadows(const void* tape) const { return shadow_ && tape == tape_; }
+  // What the run used and nobody may write before its replay.
+  std::vector<ParameterUse> take_parameters() { return std::move(parameters_); }
+  std::vector<std::pair<Tensor, uint32_t>> take_constants() {
+    return std::move(constants_);
+  }
 
  private:
   CheckpointFrame& frame_;
   const Phase phase_;
-  const bool first_;
+  const bool first_, shadow_;
+  const void* const tape_;
+  const uint64_t made_before_;  // storages with lower ids
   FrameScope* const outer_;
   size_t stash_ = 0, child_ = 0, op_ = 0;
   std::vector<TouchedTensor> touched_;
   TouchedIndex index_;
+  std::vector<ParameterUse> parameters_;
+  absl::flat_hash_set<const Parameter::State*> known_parameters_;
+  std::vector<std::pair<Tensor, uint32_t>> constants_;
 };
 
 }  // namespace tapeline::internal

@@ -247,6 +247,67 @@ TEST(ContractDeathTest, B32_ACaptureThatWasWrittenSinceIsAnError) {
   EXPECT_DEATH(tape.backward(loss, grads), "captured tensor was written");
 }
 
+TEST(ContractDeathTest, B32_ParametersConstantsAndStashesToo) {
+  const Parameter w = weight(3);
+  const Tensor constant = number(4);
+  Tensor kept;
+  auto block = [&](const Tensor& x) {
+    kept = stash([] { return number(7); });
+    return mul(mul(times(x, w), constant), kept);
+  };
+  Tape tape;
+  const Tensor x = tape.input(number(5));
+  const Tensor loss =
+      record(tape, [&] { return sum(checkpoint(true, block, x)); });
+  ParameterGradients grads;
+  EXPECT_DEATH(
+      {
+        w.value().set_zero();
+        tape.backward(loss, grads);
+      },
+      "parameter 'w'.*was written between forward and backward");
+  EXPECT_DEATH(
+      {
+        constant.set_zero();
+        tape.backward(loss, grads);
+      },
+      "a tensor it uses was written in place");
+  EXPECT_DEATH(
+      {
+        kept.set_zero();
+        tape.backward(loss, grads);
+      },
+      "a stashed tensor was written in place");
+  EXPECT_EQ(value(tape.backward(loss, grads)[0]), 3 * 4 * 7);
+}
+
+TEST(ContractDeathTest, B32_AFunctionMayNotWriteItsInput) {
+  auto block = [](const Tensor& x) {
+    const Tensor y = mul(x, x);
+    x.set_zero();
+    return y;
+  };
+  Tape tape;
+  const Tensor x = tape.input(number(5));
+  EXPECT_DEATH(record(tape, [&] { return checkpoint(true, block, x); }),
+               "writes its input");
+}
+
+TEST(ContractDeathTest, AnInputFromInsideAnotherRunIsRefused) {
+  const Parameter w = weight(3);
+  Tensor leak;
+  auto one = [&](const Tensor& x) { return leak = scale(x, 2); };
+  auto two = [&](const Tensor& x) { return times(x, w); };
+  Tape tape;
+  const Tensor x = tape.input(number(5));
+  EXPECT_DEATH(record(tape,
+                      [&] {
+                        checkpoint(true, one, x);
+                        return checkpoint(true, two, leak);
+                      }),
+               "made inside another checkpoint's run");
+}
+
 // A source that counts its calls: ids by call.
 struct Source {
   std::vector<std::pair<int, int>> calls;
@@ -452,6 +513,63 @@ TEST(Contract, C24_ThePhaseIsNotTheGradMode) {
   tape.backward(loss, grads);
   EXPECT_EQ(source.calls.size(), 1u);
   EXPECT_EQ(source.graph, 1);  // B24: side effects once
+}
+
+TEST(Contract, C24_RecordingTurnedOnInTheFirstRunIsStillTheFirstRun) {
+  const Parameter w = weight(3);
+  auto block = [&](const Tensor& x) {
+    Tensor y;
+    {
+      const GradModeScope on(GradMode::kOn);
+      y = mul(x, x);
+    }
+    return times(y, w);
+  };
+  Tape tape;
+  const Tensor x = tape.input(number(5));
+  const Tensor loss =
+      record(tape, [&] { return sum(checkpoint(true, block, x)); });
+  EXPECT_EQ(tape.nodes(), 2);
+  ParameterGradients grads;
+  EXPECT_EQ(value(tape.backward(loss, grads)[0]), 2 * 5 * 3);
+}
+
+TEST(Contract, C17_AStashInsideAStashIsPartOfIt) {
+  int calls = 0;
+  auto block = [&](const Tensor& x) {
+    const Tensor ids = stash([&] {
+      return scale(stash([&] {
+                     ++calls;
+                     return number(3);
+                   }),
+                   2);
+    });
+    return mul(x, ids);
+  };
+  Tape tape;
+  const Tensor x = tape.input(number(5));
+  const Tensor loss =
+      record(tape, [&] { return sum(checkpoint(true, block, x)); });
+  ParameterGradients grads;
+  EXPECT_EQ(value(tape.backward(loss, grads)[0]), 6);
+  EXPECT_EQ(calls, 1);
+}
+
+// What is passed on is added to in the order of the plain program.
+TEST(Equality, PassedOnInputsKeepTheOrderOfAdditions) {
+  auto pass = [](const Tensor& x) { return x; };
+  for (const bool recompute : {false, true}) {
+    Tape tape;
+    const Tensor x = tape.input(number(1));
+    const Tensor loss = record(tape, [&] {
+      const Tensor p = checkpoint(recompute, pass, x);
+      const Tensor first = scale(x, 1), second = scale(p, 1e8);
+      const Tensor third = scale(x, -1e8);  // backward: 1e8 meets it first
+      return sum(first + second + third);
+    });
+    ParameterGradients grads;
+    EXPECT_EQ(value(tape.backward(loss, grads)[0]), 1);
+  }
 }
 
 TEST(Contract, C25_OpsInsideAStashAreNoPartOfTheReplay) {

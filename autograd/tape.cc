@@ -203,14 +203,21 @@ Recording begin(const char* name, std::span<const Tensor* const> inputs,
                    *outputs[i]);
     }
   }
-  const GradMode mode = grad_mode();
+  GradMode mode = grad_mode();
+  FrameScope* const frame = FrameScope::current();
+  // Code that turns recording on inside a checkpoint's first run means the
+  // replay: here it would put its nodes on the tape around.
+  if (mode == GradMode::kOn && frame != nullptr && frame->shadows(current)) {
+    mode = GradMode::kShadow;
+  }
   if (mode == GradMode::kOff || (mode == GradMode::kOn && current == nullptr)) {
     return Recording::kNo;
   }
-  if (FrameScope* frame = FrameScope::current()) {
+  if (frame != nullptr) {
     frame->note_op(name);
-    for (const Tensor* input : inputs) {
-      if (mode == GradMode::kShadow) frame->note_input(*input);
+    if (mode == GradMode::kShadow) {
+      for (const Tensor* input : inputs) frame->note_input(*input);
+      for (const Parameter* p : parameters) frame->note_parameter(*p);
     }
   }
   bool wanted = false;

@@ -54,6 +54,8 @@ int64_t KvCache::tokens(int layer, const std::string& kind) const {
 }
 
 Tensor Context::cached(int layer, const std::string& kind, const Tensor& rows) {
+  CHECK(cache == nullptr || phase() == Phase::kOriginal)
+      << "layer " << layer << " is recomputed while it decodes with a cache";
   return cache == nullptr ? rows : cache->append(layer, kind, rows);
 }
 

@@ -25,6 +25,7 @@ struct MoeConfig {
 
 struct RouterOutput {
   Tensor logits_TE, weight_TK, expert_TK;
+  Tensor bias_E;  // as the choice used it; undefined without one
 };
 
 struct Router {
@@ -33,15 +34,16 @@ struct Router {
   std::optional<Buffer> bias = make_if<Buffer>(c.has_bias, Shape{c.experts});
   FIELDS(weight, bias);
 
-  Tensor bias_value() const { return bias ? bias->value() : Tensor(); }
   RouterOutput operator()(const Tensor& x_TD) const {
     const Tensor logits_TE =
         observe("router_logits", router_logits(x_TD, weight));
     // A replay routes as the first run did, whatever has become of the bias.
-    const Tensor expert_TK = stash([&] {
-      return choose_experts(logits_TE.detach(), bias_value(), c.rule);
-    });
-    return {logits_TE, router_weights(logits_TE, expert_TK, c.rule), expert_TK};
+    const Tensor bias_E =
+        bias ? stash([&] { return bias->value(); }) : Tensor();
+    const Tensor expert_TK = stash(
+        [&] { return choose_experts(logits_TE.detach(), bias_E, c.rule); });
+    return {logits_TE, router_weights(logits_TE, expert_TK, c.rule), expert_TK,
+            bias_E};
   }
 };
 
@@ -70,8 +72,8 @@ struct MoeFeedForward {
     const Routed x_R = dispatch(x_TD, r.expert_TK, c.experts);
     Tensor y_TD = combine(experts(x_R), r.weight_TK);
     if (shared) y_TD = y_TD + (*shared)(x_TD);
-    return ctx.attach_router(y_TD, layer, r.logits_TE, router.bias_value(),
-                             r.expert_TK, c.balance);
+    return ctx.attach_router(y_TD, layer, r.logits_TE, r.bias_E, r.expert_TK,
+                             c.balance);
   }
 };
 

@@ -5,7 +5,7 @@
 namespace tapeline {
 namespace {
 
-std::atomic<uint64_t> next_id{1};
+std::atomic<uint64_t> next_storage_id{1};
 std::atomic<int64_t> live_storages{0};
 std::atomic<int64_t> reloads{0};
 
@@ -36,7 +36,7 @@ Storage::Storage(Device& device, size_t bytes, Tag tag)
       bytes_(bytes),
       block_(device.pool().allocate(bytes, tag, &device.compute())),
       tag_(tag),
-      id_(next_id.fetch_add(1, std::memory_order_relaxed)),
+      id_(next_storage_id.fetch_add(1, std::memory_order_relaxed)),
       // The block may still be in use by earlier work of this stream.
       last_use_(device.compute().record()) {
   live_storages.fetch_add(1, std::memory_order_relaxed);
@@ -48,6 +48,9 @@ Storage::~Storage() {
   live_storages.fetch_sub(1, std::memory_order_relaxed);
 }
 
+uint64_t Storage::next_id() {
+  return next_storage_id.load(std::memory_order_relaxed);
+}
 int64_t Storage::live() { return live_storages.load(); }
 int64_t Storage::demand_reloads() { return reloads.load(); }
 

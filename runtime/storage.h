@@ -86,6 +86,7 @@ class Storage {
 
   void set_strict(bool strict) { strict_ = strict; }
   static int64_t live();            // storages alive in the process
+  static uint64_t next_id();        // of the storage made next
   static int64_t demand_reloads();  // unplanned reloads so far
 
  private:

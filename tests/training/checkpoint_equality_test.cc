@@ -202,7 +202,7 @@ Result run(const Drawn& drawn, const std::vector<HostBatch>& batches,
 }
 
 // Replays and values read from stashes: every replay of a layer takes its own
-// selection, if it makes one, and its routing from there.
+// selection, if it makes one, and its router's bias and choice from there.
 struct Planned {
   int64_t replays = 0, reads = 0;
 };
@@ -218,12 +218,12 @@ Planned plan(const Drawn& drawn) {
     if (static_cast<int64_t>(i) < layers) {
       ++out.replays;
       out.reads += (types[i].string() == "full" ? 1 : 0) +
-                   (static_cast<int64_t>(i) >= dense ? 1 : 0);
+                   (static_cast<int64_t>(i) >= dense ? 2 : 0);
       continue;
     }
     // The prediction layer runs once per depth.
     out.replays += drawn.mtp_depths;
-    out.reads += drawn.mtp_depths + (shared ? 1 : drawn.mtp_depths);
+    out.reads += 2 * drawn.mtp_depths + (shared ? 1 : drawn.mtp_depths);
   }
   out.replays *= drawn.micro_batches;
   out.reads *= drawn.micro_batches;
@@ -298,6 +298,7 @@ TEST(Bug, B23_ABiasUpdateBetweenThePassesChangesNoRouting) {
     Context ctx;
     ctx.sequence = Sequence::packed(host.cu_seqlens);
     if (recompute) ctx.recompute = drawn.recompute;
+    ctx.weights.balance = 0.5;
     model.prepare(ctx);
     const Batch batch =
         make_batch(host, count_targets({host}, 0), 0, DType::kF32);
