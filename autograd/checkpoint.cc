@@ -38,11 +38,13 @@ OutputSpec spec_of(const Tensor& x) {
 
 // A tensor's storage and how often it was written.
 using Version = std::pair<Tensor, uint32_t>;
-void check_versions(const std::vector<Version>& versions,
-                    const std::string& where) {
+// `where` makes the message's beginning, on failure alone.
+template <class Where>
+void check_versions(const std::vector<Version>& versions, const Where& where) {
   for (const auto& [tensor, version] : versions) {
     CHECK_EQ(tensor.storage()->version(), version)
-        << where << "a tensor it uses was written in place: " << tensor << "; ";
+        << where() << "a tensor it uses was written in place: " << tensor
+        << "; ";
   }
 }
 
@@ -51,7 +53,7 @@ class CheckpointNode : public Node {
   void backward_inputs(Backward& b) override {
     local_ = std::make_unique<Tape>("replay of '" +
                                     layer_path(surroundings.scope) + "'");
-    check_versions(constants, where());
+    check_versions(constants, [&] { return where(); });
     for (const ParameterUse& use : parameters) use.value();
     std::vector<Tensor> inputs;
     for (int i = 0; i < leaf_count; ++i) {
@@ -226,8 +228,10 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
     parameters = running.take_parameters();
     constants = running.take_constants();
   }
-  check_versions(before, "[checkpoint] layer '" + layer_path(layer_scope()) +
-                             "' writes its input: ");
+  check_versions(before, [] {
+    return "[checkpoint] layer '" + layer_path(layer_scope()) +
+           "' writes its input: ";
+  });
   if (!records) return outputs;
   std::vector<Tensor*> differentiable;
   std::vector<OutputSpec> specs;
