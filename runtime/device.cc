@@ -16,10 +16,19 @@ Device& default_device() {
 
 }  // namespace
 
-Device::Device(int threads, std::unique_ptr<Stream> compute)
-    : compute_(compute ? std::move(compute)
-                       : std::make_unique<CpuStream>("compute")),
-      threads_(std::make_unique<ThreadPool>(threads)) {}
+Device::Device(int threads, DeviceStreams streams, bool dry)
+    : dry_(dry),
+      streams_(std::move(streams)),
+      pinned_(dry),
+      pool_(dry),
+      threads_(std::make_unique<ThreadPool>(threads)) {
+  const auto fill = [&](std::unique_ptr<Stream>& stream, const char* name) {
+    if (!stream) stream = std::make_unique<CpuStream>(name, dry);
+  };
+  fill(streams_.compute, "compute");
+  fill(streams_.copy_out, "copy_out");
+  fill(streams_.copy_in, "copy_in");
+}
 
 void Device::set_threads(int threads) {
   if (threads != threads_->threads()) {

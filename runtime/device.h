@@ -1,14 +1,20 @@
-// A Device: where tensors live and kernels run: a pool, a compute stream and,
-// on the CPU, the threads that share a kernel's work.
+// A Device: where tensors live and kernels run: a pool, a compute stream, one
+// stream for copies to the host and one for copies back, pinned host memory,
+// and, on the CPU, the threads that share a kernel's work.
 //
 // The current device is scoped per thread (DeviceScope); without a scope it is
 // one shared CPU device. Rank threads of one process each open their own scope,
 // so accounting stays apart. A Device outlives every tensor made on it, and the
 // streams that its tensors were used on outlive the Device.
+//
+// A dry device has no memory and runs no kernels: a program run on it makes the
+// same allocations in the same order, in no time. Values read from it are
+// zero. It is what memory is planned with.
 #pragma once
 
 #include <memory>
 
+#include "runtime/pinned_pool.h"
 #include "runtime/pool.h"
 #include "runtime/stream.h"
 #include "runtime/thread_pool.h"
@@ -17,15 +23,23 @@ namespace tapeline {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
+// Null: immediate ones. Tests pass others.
+struct DeviceStreams {
+  std::unique_ptr<Stream> compute, copy_out, copy_in;
+};
+
 class Device {
  public:
-  // A CPU device. With `compute` null it gets an immediate CpuStream; tests
-  // pass a FakeStream. `threads` counts the calling thread.
-  explicit Device(int threads, std::unique_ptr<Stream> compute = nullptr);
+  // A CPU device; `threads` counts the calling thread.
+  explicit Device(int threads, DeviceStreams streams = {}, bool dry = false);
 
   DeviceKind kind() const { return DeviceKind::kCpu; }
+  bool dry() const { return dry_; }
   Pool& pool() { return pool_; }
-  Stream& compute() { return *compute_; }
+  PinnedPool& pinned() { return pinned_; }
+  Stream& compute() { return *streams_.compute; }
+  Stream& copy_out() { return *streams_.copy_out; }  // device to host
+  Stream& copy_in() { return *streams_.copy_in; }    // host to device
   ThreadPool& threads() { return *threads_; }
   // Between steps only: no kernel may be running.
   void set_threads(int threads);
@@ -34,8 +48,11 @@ class Device {
 
  private:
   friend class DeviceScope;
-  // Before the pool, which asks it about its blocks when it is destroyed.
-  std::unique_ptr<Stream> compute_;
+  const bool dry_;
+  // Before the pools: the pool ends what is queued on its blocks, copies
+  // between it and pinned memory among it, when it is destroyed.
+  DeviceStreams streams_;
+  PinnedPool pinned_;
   Pool pool_;
   std::unique_ptr<ThreadPool> threads_;
 };

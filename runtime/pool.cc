@@ -4,12 +4,14 @@
 #include <atomic>
 #include <bit>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <sstream>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "runtime/check.h"
+#include "runtime/edge.h"
 
 namespace tapeline {
 namespace {
@@ -20,15 +22,24 @@ constexpr uint16_t kPoison = 0x7fff;
 
 void poison_block(const Block& block) {
   auto* words = reinterpret_cast<uint16_t*>(block.data);
-  std::fill_n(words, block.bytes / sizeof(uint16_t), kPoison);
+  std::fill_n(words, block.capacity / sizeof(uint16_t), kPoison);
 }
 
 struct FreeBlock {
-  std::byte* data;
-  // Null once the last use is done: nobody asks a stream that is gone.
-  const Stream* stream;
-  Event last_use;
+  std::byte* data = nullptr;
+  LastUses uses;
+
+  bool idle_for(const Stream* stream) const {
+    return std::all_of(uses.begin(), uses.end(), [&](const Event& use) {
+      return use.stream == stream || use.done();
+    });
+  }
 };
+
+bool done(const LastUses& uses) {
+  return std::all_of(uses.begin(), uses.end(),
+                     [](const Event& use) { return use.done(); });
+}
 
 }  // namespace
 
@@ -45,47 +56,74 @@ size_t size_class(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+std::string_view name_of(MemoryEvent event) {
+  constexpr std::string_view kNames[] = {"allocate", "free",   "evict", "load",
+                                         "drop",     "refill", "replay"};
+  return kNames[static_cast<int>(event)];
+}
+
+std::byte* internal::system_allocate(size_t alignment, size_t bytes, bool dry) {
+  if (!dry) {
+    return static_cast<std::byte*>(std::aligned_alloc(alignment, bytes));
+  }
+  static std::atomic<uintptr_t> next{1 << 20};
+  return reinterpret_cast<std::byte*>(next.fetch_add(bytes));
+}
+void internal::system_free(std::byte* data, bool dry) {
+  if (!dry) std::free(data);
+}
+
 struct Pool::State {
   mutable std::mutex mutex;
-  absl::flat_hash_map<size_t, std::vector<FreeBlock>> free;
+  std::map<size_t, std::vector<FreeBlock>> free;  // by capacity
   PoolStats stats;
   std::atomic<bool> poison = false;
+  bool dry = false;
   int64_t cap = 0;
+  MemoryHook hook;
 
-  // A free block of the class for work on `stream`; data is null without one.
-  FreeBlock take(size_t bytes, const Stream* stream) {
-    std::vector<FreeBlock>& list = free[bytes];
-    // Newest first: its bytes are the likeliest to be in cache.
-    for (size_t i = list.size(); i-- > 0;) {
-      if (!list[i].last_use.done() && list[i].stream != stream) continue;
-      const FreeBlock found = list[i];
-      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-      return found;
+  // A free block for work on `stream` that is large enough and not twice that,
+  // an idle one if possible.
+  FreeBlock take(Block& block, const Stream* stream) {
+    for (const bool idle : {true, false}) {
+      for (auto at = free.lower_bound(block.bytes);
+           at != free.end() && at->first < 2 * block.bytes; ++at) {
+        std::vector<FreeBlock>& list = at->second;
+        // Newest first: its bytes are the likeliest to be in cache.
+        for (size_t i = list.size(); i-- > 0;) {
+          if (idle && !list[i].idle_for(stream)) continue;
+          const FreeBlock found = list[i];
+          list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+          block.capacity = at->first;
+          return found;
+        }
+      }
     }
-    return {nullptr, nullptr, {}};
+    return {};
   }
 
-  std::byte* from_system(size_t bytes) {
-    const auto size = static_cast<int64_t>(bytes);
+  std::byte* from_system(Block& block) {
+    const auto size = static_cast<int64_t>(block.bytes);
     if (cap > 0 && stats.reserved + size > cap) return nullptr;
-    auto* data = static_cast<std::byte*>(std::aligned_alloc(64, bytes));
+    std::byte* data = internal::system_allocate(64, block.bytes, dry);
     if (data == nullptr) return nullptr;
     stats.reserved += size;
     ++stats.system_allocations;
+    block.capacity = block.bytes;
     return data;
   }
 
   // Returns free blocks to the system; with `wait`, also those in use.
   void release(bool wait) {
-    for (auto& [bytes, list] : free) {
+    for (auto& [capacity, list] : free) {
       std::erase_if(list, [&](const FreeBlock& block) {
-        if (!block.last_use.done()) {
-          if (!wait) return false;
-          const Event& event = block.last_use;
-          const_cast<Stream*>(event.stream)->synchronize(event);
+        if (!wait && !done(block.uses)) return false;
+        for (const Event& use : block.uses) {
+          if (use.done()) continue;
+          const_cast<Stream*>(use.stream)->synchronize(use);
         }
-        std::free(block.data);
-        stats.reserved -= static_cast<int64_t>(bytes);
+        internal::system_free(block.data, dry);
+        stats.reserved -= static_cast<int64_t>(capacity);
         return true;
       });
     }
@@ -106,22 +144,21 @@ void set_out_of_memory(void (*handler)(const std::string& report)) {
   out_of_memory = handler;
 }
 
-Pool::Pool() : state_(std::make_unique<State>()) {}
+Pool::Pool(bool dry) : state_(std::make_unique<State>()) { state_->dry = dry; }
 Pool::~Pool() { trim(); }
 
-Block Pool::allocate(size_t bytes, Tag tag, const Stream* stream) {
+Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   State& s = *state_;
-  Block block{nullptr, size_class(bytes), tag};
-  bool idle = true;
+  Block block{nullptr, size_class(bytes), 0, tag};
+  FreeBlock found;
   {
     std::lock_guard lock(s.mutex);
-    const FreeBlock found = s.take(block.bytes, stream);
+    found = s.take(block, stream);
     block.data = found.data;
-    idle = found.last_use.done();
-    if (block.data == nullptr) block.data = s.from_system(block.bytes);
+    if (block.data == nullptr) block.data = s.from_system(block);
     if (block.data == nullptr) {
       s.release(/*wait=*/false);
-      block.data = s.from_system(block.bytes);
+      block.data = s.from_system(block);
     }
     if (block.data != nullptr) s.count(block);
   }
@@ -132,22 +169,35 @@ Block Pool::allocate(size_t bytes, Tag tag, const Stream* stream) {
     if (out_of_memory != nullptr) out_of_memory(what);
     CHECK(block.data != nullptr) << what;
   }
+  for (const Event& use : found.uses) {
+    if (use.stream == stream || use.done()) continue;
+    if (holds(Edge::kBlockWaitsCopyOut)) stream->wait(use);
+  }
   // Work queued on the old contents must still find them.
-  if (s.poison && idle) poison_block(block);
+  if (s.poison && !s.dry && done(found.uses)) poison_block(block);
+  note(MemoryEvent::kAllocate, block.bytes, tag);
   return block;
 }
 
-void Pool::free(Block block, const Stream* stream, const Event& last_use) {
+void Pool::free(Block block, const LastUses& uses) {
   if (block.data == nullptr) return;
   State& s = *state_;
-  const bool idle = last_use.done();
-  if (s.poison && idle) poison_block(block);
-  std::lock_guard lock(s.mutex);
-  const auto size = static_cast<int64_t>(block.bytes);
-  s.stats.live_bytes[static_cast<size_t>(block.tag)] -= size;
-  s.stats.live -= size;
-  s.free[block.bytes].push_back(
-      {block.data, idle ? nullptr : stream, idle ? Event() : last_use});
+  const bool idle = done(uses);
+  if (s.poison && !s.dry && idle) poison_block(block);
+  {
+    std::lock_guard lock(s.mutex);
+    const auto size = static_cast<int64_t>(block.bytes);
+    s.stats.live_bytes[static_cast<size_t>(block.tag)] -= size;
+    s.stats.live -= size;
+    // Nobody asks a stream that is gone.
+    s.free[block.capacity].push_back({block.data, idle ? LastUses() : uses});
+  }
+  note(MemoryEvent::kFree, block.bytes, block.tag);
+}
+
+void Pool::set_hook(MemoryHook hook) { state_->hook = std::move(hook); }
+void Pool::note(MemoryEvent event, size_t bytes, Tag tag) const {
+  if (state_->hook) state_->hook(event, static_cast<int64_t>(bytes), tag);
 }
 
 PoolStats Pool::stats() const {

@@ -1,21 +1,24 @@
 // A caching memory pool with byte accounting by tag.
 //
 // allocate() returns a block of at least `bytes`, aligned to 64, from a free
-// list of the same size class or, when that is empty, from the system. free()
-// keeps the block for reuse; a block freed with a last-use event that is not
-// done is only handed to the stream it was last used on (stream-ordered reuse)
-// or to anybody once the event is done. Nothing returns to the system before
-// trim() or destruction, so a steady step allocates nothing; only a request
-// that the cap or the system refuses first gives back free blocks of other
-// sizes. NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and
-// f64, a huge number in i32) when they are handed out and when they come back,
-// so a read of memory nobody wrote cannot look right. Blocks whose queued use
-// is not done are left alone. Thread-safe.
+// list of the same size class, or one up to twice as large, and when there is
+// none from the system. free() keeps the block for reuse; its last uses are
+// events, and whoever gets the block while one is not done waits for it on its
+// stream: nobody polls, and nothing stalls before memory is short of idle
+// blocks. Nothing returns to the system before trim() or destruction, so a
+// steady step allocates nothing; only a request that the cap or the system
+// refuses first gives back free blocks of other sizes. NaN-poison mode fills
+// blocks with 0x7fff words (NaN in f32, bf16 and f64, a huge number in i32)
+// when they are handed out and when they come back, so a read of memory nobody
+// wrote cannot look right. Blocks whose queued use is not done are left alone.
+// A dry pool accounts for memory it does not have: addresses that nobody may
+// touch. Thread-safe.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,9 +40,12 @@ std::string_view name_of(Tag tag);
 
 struct Block {
   std::byte* data = nullptr;
-  size_t bytes = 0;  // capacity: the size class
+  size_t bytes = 0;     // the size class that was asked for
+  size_t capacity = 0;  // of the memory
   Tag tag = Tag::kOther;
 };
+// Events after which a block is free: of kernels, a load, a copy out.
+using LastUses = std::array<Event, 3>;
 
 struct PoolStats {
   std::array<int64_t, kTags> live_bytes{};  // size-class bytes handed out
@@ -49,17 +55,31 @@ struct PoolStats {
   int64_t system_allocations = 0;  // calls to the system so far
 };
 
+// What happens to memory, for who logs it.
+enum class MemoryEvent : uint8_t {
+  kAllocate,
+  kFree,
+  kEvict,
+  kLoad,
+  kDrop,
+  kRefill,
+  kReplay,
+};
+std::string_view name_of(MemoryEvent event);
+using MemoryHook =
+    std::function<void(MemoryEvent event, int64_t bytes, Tag tag)>;
+
 class Pool {
  public:
-  Pool();
+  explicit Pool(bool dry = false);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // When `cap` or the system refuses, ends the process (set_out_of_memory).
-  Block allocate(size_t bytes, Tag tag, const Stream* stream);
-  // `stream` is where the block was last used; last_use its event there.
-  void free(Block block, const Stream* stream, const Event& last_use);
+  // For work on `stream`. When `cap` or the system refuses, ends the process
+  // (set_out_of_memory).
+  Block allocate(size_t bytes, Tag tag, Stream* stream);
+  void free(Block block, const LastUses& uses);
 
   PoolStats stats() const;
   void reset_peak();  // peaks := live
@@ -68,6 +88,10 @@ class Pool {
   void set_cap(int64_t bytes);  // 0: none
   void trim();                  // returns every free block to the system
   std::string report() const;   // one line per tag
+
+  // Called at every event by the thread that causes it, outside of any lock.
+  void set_hook(MemoryHook hook);
+  void note(MemoryEvent event, size_t bytes, Tag tag) const;
 
  private:
   struct State;
@@ -81,5 +105,11 @@ void set_out_of_memory(void (*handler)(const std::string& report));
 // Capacity that a request of `bytes` gets: a multiple of 64 below 4 KiB, then
 // four classes per power of two, so at most a quarter is lost.
 size_t size_class(size_t bytes);
+
+namespace internal {
+// Host memory, or with `dry` an address that stands for it.
+std::byte* system_allocate(size_t alignment, size_t bytes, bool dry);
+void system_free(std::byte* data, bool dry);
+}  // namespace internal
 
 }  // namespace tapeline

@@ -21,9 +21,7 @@ class PoolTest : public testing::Test {
   Block get(size_t bytes, Tag tag = Tag::kActivation) {
     return pool_.allocate(bytes, tag, &stream_);
   }
-  void put(const Block& block) {
-    pool_.free(block, &stream_, stream_.record());
-  }
+  void put(const Block& block) { pool_.free(block, {stream_.record()}); }
   FakeStream stream_{"s"}, other_{"other"};
   Pool pool_;
 };
@@ -101,21 +99,76 @@ TEST_F(PoolTest, AccountsByTagWithPeaks) {
   put(a);
 }
 
-TEST_F(PoolTest, ABlockInUseIsReusedOnItsOwnStreamOnly) {
+TEST_F(PoolTest, ABlockInUseIsReusedAfterItsUse) {
   const Block a = get(64);
   std::byte scratch[64];
   stream_.copy(scratch, a.data, 64);  // still queued
   put(a);
   const Block b = pool_.allocate(64, Tag::kOther, &other_);
-  EXPECT_NE(b.data, a.data);
-  const Block c = get(64);
-  EXPECT_EQ(c.data, a.data);
-  put(c);
+  EXPECT_EQ(b.data, a.data);
+  EXPECT_EQ(other_.pending(), 1) << "its stream waits for the copy";
+  EXPECT_EQ(other_.advance(), 0);
   stream_.advance(10);
-  const Block d = pool_.allocate(64, Tag::kOther, &other_);
-  EXPECT_EQ(d.data, a.data) << "its work is done: anybody may have it";
-  pool_.free(b, &other_, {});
-  pool_.free(d, &other_, {});
+  EXPECT_EQ(other_.advance(), 1);
+  pool_.free(b, {});
+}
+
+TEST_F(PoolTest, IdleBlocksComeFirst) {
+  const Block a = get(64), b = get(64);
+  std::byte scratch[64];
+  pool_.free(b, {});
+  stream_.copy(scratch, a.data, 64);
+  put(a);  // the newest
+  const Block c = pool_.allocate(64, Tag::kOther, &other_);
+  EXPECT_EQ(c.data, b.data);
+  EXPECT_EQ(other_.pending(), 0);
+  const Block d = get(64);  // on the stream that uses it no wait is needed
+  EXPECT_EQ(d.data, a.data);
+  EXPECT_EQ(stream_.pending(), 1);
+  stream_.advance(10);
+  pool_.free(c, {});
+  pool_.free(d, {});
+}
+
+// Lengths that vary from step to step use the memory of the longest.
+TEST_F(PoolTest, ALargerBlockServesUpToTwiceTheClass) {
+  put(get(1024));
+  const Block a = get(576);
+  EXPECT_EQ(pool_.stats().system_allocations, 1);
+  EXPECT_EQ(pool_.stats().live, 576) << "what was asked for counts";
+  put(a);
+  put(get(512));
+  EXPECT_EQ(pool_.stats().system_allocations, 2) << "half would be wasted";
+  put(get(1024));
+  EXPECT_EQ(pool_.stats().system_allocations, 2) << "it kept its size";
+}
+
+TEST(DryPool, CountsMemoryItDoesNotHave) {
+  Pool pool(/*dry=*/true);
+  CpuStream stream("cpu");
+  const Block huge = pool.allocate(size_t{1} << 45, Tag::kActivation, &stream);
+  const Block other = pool.allocate(64, Tag::kActivation, &stream);
+  EXPECT_GE(std::abs(huge.data - other.data), 64);
+  EXPECT_EQ(pool.stats().live, (int64_t{1} << 45) + 64);
+  pool.set_poison(true);
+  pool.free(huge, {});
+  pool.free(other, {});
+  EXPECT_EQ(pool.stats().live, 0);
+}
+
+TEST_F(PoolTest, TheHookSeesEveryEvent) {
+  std::vector<std::string> seen;
+  pool_.set_hook([&](MemoryEvent event, int64_t bytes, Tag tag) {
+    seen.push_back(std::string(name_of(event)) + " " + std::to_string(bytes) +
+                   " " + std::string(name_of(tag)));
+  });
+  put(get(100));
+  pool_.note(MemoryEvent::kReplay, 0, Tag::kOther);
+  pool_.set_hook(nullptr);
+  put(get(100));
+  EXPECT_EQ(seen, (std::vector<std::string>{"allocate 128 activation",
+                                            "free 128 activation",
+                                            "replay 0 other"}));
 }
 
 TEST_F(PoolTest, PoisonIsNaNWhenHandedOutAndWhenReturned) {
@@ -179,7 +232,7 @@ TEST_F(PoolTest, ThreadsMayShareIt) {
         for (size_t k = 0; k < block.bytes; ++k) {
           ASSERT_EQ(block.data[k], static_cast<std::byte>(t));
         }
-        pool_.free(block, &stream, stream.record());
+        pool_.free(block, {stream.record()});
       }
     });
   }

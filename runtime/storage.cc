@@ -1,13 +1,14 @@
 #include "runtime/storage.h"
 
 #include "runtime/check.h"
+#include "runtime/edge.h"
 
 namespace tapeline {
 namespace {
 
 std::atomic<uint64_t> next_storage_id{1};
 std::atomic<int64_t> live_storages{0};
-std::atomic<int64_t> reloads{0};
+std::atomic<int64_t> reloads{0}, refilled{0};
 
 void wait_for(Stream& stream, const Event& event) {
   if (event.stream != &stream && !event.done()) stream.wait(event);
@@ -44,6 +45,7 @@ Storage::Storage(Device& device, size_t bytes, Tag tag)
 
 Storage::~Storage() {
   CHECK_EQ(leases_, 0) << "storage " << id_ << " freed while a kernel uses it";
+  return_slot({});
   return_block();
   live_storages.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -53,25 +55,19 @@ uint64_t Storage::next_id() {
 }
 int64_t Storage::live() { return live_storages.load(); }
 int64_t Storage::demand_reloads() { return reloads.load(); }
+int64_t Storage::refills() { return refilled.load(); }
 
 void Storage::return_block() {
-  // Kernels, a copy out and a load may each still use the block. One of them
-  // is named to the pool; several are joined on the compute stream.
-  Event last = last_use_;
-  for (const Event& event : {ready_, copied_}) {
-    if (event.done()) continue;
-    if (last.done() || last.stream == event.stream) {
-      const bool later = last.done() || event.sequence > last.sequence;
-      if (later) last = event;
-    } else {
-      Stream& compute = device_->compute();
-      wait_for(compute, last);
-      wait_for(compute, event);
-      last = compute.record();
-    }
-  }
-  device_->pool().free(block_, last.stream, last);
+  device_->pool().free(block_, {last_use_, ready_, copied_});
   block_.data = nullptr;
+}
+
+// The copy out may still write the slot: its next owner's copy comes after it
+// on the same stream.
+void Storage::return_slot(const Event& last_read) {
+  PinnedSlot* slot = std::exchange(slot_, nullptr);
+  if (slot == nullptr || !holds(Edge::kSlotIsLeased)) return;
+  device_->pinned().give_back(slot, bytes_, last_read);
 }
 
 std::byte* Storage::acquire(Stream& stream, bool will_write) {
@@ -79,17 +75,21 @@ std::byte* Storage::acquire(Stream& stream, bool will_write) {
     CHECK(!strict_) << "storage " << id_ << " was evicted and is used outside "
                     << "its plan";
     reloads.fetch_add(1);
-    begin_load(stream);
+    load();
   }
-  CHECK(residency_ != Residency::kDropped)
-      << "storage " << id_ << " was dropped for recompute and is used before "
-      << "it was refilled";
+  if (residency_ == Residency::kDropped) refill();
   residency_ = residency();
-  wait_for(stream, ready_);
+  if (holds(Edge::kUseWaitsLoad) || ready_.stream != &device_->copy_in()) {
+    wait_for(stream, ready_);
+  }
   if (will_write) {
     wait_for(stream, last_use_);
-    if (residency_ == Residency::kCopying) cancel_copy_out();
+    if (residency_ == Residency::kCopying) {
+      wait_for(stream, copied_);
+      load();
+    }
   }
+  stream.access(block_.data, bytes_, will_write);
   ++leases_;
   return block_.data;
 }
@@ -103,50 +103,77 @@ void Storage::release(Stream& stream, bool wrote) {
   if (wrote) ready_ = last_use_;
 }
 
-void Storage::begin_copy_out(Stream& stream, std::byte* host) {
+bool Storage::copy_out() {
   CHECK(residency() == Residency::kResident) << name_of(residency_);
+  slot_ = device_->pinned().lease(bytes_);
+  if (slot_ == nullptr) return false;
+  generation_ = slot_->generation;
+  Stream& stream = device_->copy_out();
+  if (holds(Edge::kSlotWaitsLoad)) wait_for(stream, slot_->last_read);
   wait_for(stream, ready_);
-  stream.copy(host, block_.data, bytes_);
+  stream.copy(slot_->data, block_.data, bytes_);
   copied_ = stream.record();
-  host_ = host;
   residency_ = Residency::kCopying;
+  if (!holds(Edge::kSlotIsLeased)) {
+    device_->pinned().give_back(slot_, bytes_, {});
+  }
+  return true;
 }
 
-void Storage::cancel_copy_out() {
-  CHECK(residency_ == Residency::kCopying) << name_of(residency_);
-  residency_ = Residency::kResident;
-}
-
-bool Storage::try_evict() {
-  if (residency_ != Residency::kCopying) return false;
-  if (!copied_.done() || leases_ > 0) return false;
+bool Storage::evict() {
+  if (residency_ != Residency::kCopying || leases_ > 0) return false;
+  device_->pool().note(MemoryEvent::kEvict, bytes_, tag_);
   return_block();
   residency_ = Residency::kHost;
   return true;
 }
 
-void Storage::begin_load(Stream& stream) {
-  CHECK(residency_ == Residency::kHost) << name_of(residency_);
-  // The block belongs to the compute stream's order; the copy follows it.
-  block_ = device_->pool().allocate(bytes_, tag_, &device_->compute());
-  stream.wait(device_->compute().record());
-  stream.wait(copied_);
-  stream.copy(block_.data, host_, bytes_);
+void Storage::load() {
+  const bool resident = residency_ == Residency::kCopying;
+  if (resident && holds(Edge::kResidentIsNotLoaded)) {
+    return_slot({});
+    residency_ = Residency::kResident;
+    return;
+  }
+  CHECK(resident || residency_ == Residency::kHost) << name_of(residency_);
+  CHECK_EQ(slot_->generation, generation_)
+      << "storage " << id_ << ": its pinned bytes were overwritten";
+  Stream& stream = device_->copy_in();
+  device_->pool().note(MemoryEvent::kLoad, bytes_, tag_);
+  if (!resident) {
+    // The block is the compute stream's: the load follows what it last did.
+    block_ = device_->pool().allocate(bytes_, tag_, &device_->compute());
+    last_use_ = device_->compute().record();
+    if (holds(Edge::kLoadWaitsBlock)) wait_for(stream, last_use_);
+    if (holds(Edge::kLoadWaitsCopyOut)) wait_for(stream, copied_);
+  }
+  stream.copy(block_.data, slot_->data, bytes_);
   ready_ = stream.record();
   residency_ = Residency::kLoading;
+  return_slot(ready_);
 }
 
-void Storage::drop() {
+void Storage::drop(std::function<StoragePtr()> refill) {
   CHECK(residency() == Residency::kResident) << name_of(residency_);
   CHECK_EQ(leases_, 0) << "storage " << id_ << " dropped while in use";
+  device_->pool().note(MemoryEvent::kDrop, bytes_, tag_);
   return_block();
+  refill_ = std::move(refill);
   residency_ = Residency::kDropped;
 }
 
 void Storage::refill() {
-  CHECK(residency_ == Residency::kDropped) << name_of(residency_);
-  block_ = device_->pool().allocate(bytes_, tag_, &device_->compute());
-  last_use_ = device_->compute().record();
+  CHECK(refill_ != nullptr) << "storage " << id_ << " was dropped for recompute"
+                            << " and is used while that runs";
+  const StoragePtr made = std::exchange(refill_, nullptr)();
+  CHECK_EQ(made->bytes_, bytes_) << "a recompute made other bytes";
+  CHECK(made.unique()) << "a recompute kept the bytes it made";
+  device_->pool().note(MemoryEvent::kRefill, bytes_, tag_);
+  refilled.fetch_add(1);
+  block_ = std::exchange(made->block_, {});
+  ready_ = made->ready_;
+  last_use_ = made->last_use_;
+  copied_ = {};
   residency_ = Residency::kResident;
 }
 

@@ -1,23 +1,26 @@
 // Storage: the unit of identity, versioning and residency of tensor bytes.
 //
 // Bytes are on the device (Resident), being copied out (Copying; still
-// readable), only in host memory (Host), being copied back (Loading), or gone
-// because a recompute owns them (Dropped):
+// readable), only in pinned host memory (Host), being copied back (Loading), or
+// gone because a recompute owns them (Dropped):
 //
-//   Resident -> Copying -> Host -> Loading -> Resident      Resident -> Dropped
+//   Resident -> Copying -> Host -> Loading -> Resident
+//   Resident -> Dropped -> Resident
 //
 // A device address is valid only under a lease (access.h): acquire() makes the
-// bytes resident and counts a lease, release() returns it. Bytes are evicted
-// only when the copy out is done and no lease is out. Acquiring Host bytes
-// reloads them, counted in demand_reloads(), or fails under strict; acquiring
-// Dropped bytes fails. A write cancels a copy out that is under way. `version`
-// counts writes through access.h; moving bytes never changes it. The host
-// buffer belongs to whoever began the copy and must live until the storage is
-// resident again or dropped, and until copied() is done.
+// bytes resident and counts a lease, release() returns it. Bytes under a lease
+// are not evicted. Acquiring Host bytes reloads them, counted in
+// demand_reloads(), or fails under strict; acquiring Dropped bytes makes them
+// again. A write cancels a copy out that is under way. `version` counts writes
+// through access.h; moving bytes or making them again never changes it.
 //
-// Across streams: a reader waits for the last writer, a writer also for the
-// readers before it, and a block returns to the pool with the event that ends
-// its last use, whether by a kernel or by a copy.
+// Moves are ordered by events alone (edge.h names them), so that no step of
+// them waits on the host or asks whether something is done: an evicted block
+// returns to the pool with the event of its copy, and who gets it waits for
+// that; a load starts after the last use of its block and after its copy out; a
+// kernel starts after the load of what it reads; a pinned slot returns with the
+// event of its load. Across streams a reader waits for the last writer, a
+// writer also for the readers before it.
 //
 // Intrusively counted; the count is atomic, everything else belongs to the
 // thread that runs the tensor's device.
@@ -26,6 +29,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string_view>
 #include <utility>
 
 #include "runtime/device.h"
@@ -42,6 +47,8 @@ enum class Residency : uint8_t {
   kDropped
 };
 std::string_view name_of(Residency residency);
+
+class StoragePtr;
 
 class Storage {
  public:
@@ -63,7 +70,6 @@ class Storage {
   int leases() const { return leases_; }
   const Event& ready() const { return ready_; }
   const Event& last_use() const { return last_use_; }
-  const Event& copied() const { return copied_; }  // of the last copy out
   void bump_version() { ++version_; }
 
   // Lease of the bytes for work on `stream`, which is made to wait for them.
@@ -71,35 +77,38 @@ class Storage {
   // The work issued under the lease ends at stream.record().
   void release(Stream& stream, bool wrote);
 
-  // Resident -> Copying: copies the bytes to `host` on `stream`.
-  void begin_copy_out(Stream& stream, std::byte* host);
-  // Copying -> Resident: the copy is ignored (the bytes were wanted again).
-  void cancel_copy_out();
-  // Copying -> Host when the copy is done and no lease is out; else false, and
-  // false where a write has cancelled the copy.
-  bool try_evict();
-  // Host -> Loading: allocates device bytes and copies them back on `stream`.
-  void begin_load(Stream& stream);
-  // Resident -> Dropped, Dropped -> Resident with unwritten bytes.
-  void drop();
-  void refill();
+  // Resident -> Copying. False: the pinned pool's cap refuses, nothing done.
+  bool copy_out();
+  // Copying -> Host. False and nothing done while a lease is out, or where a
+  // write has cancelled the copy.
+  bool evict();
+  // Host -> Loading; Copying -> Resident: bytes that are still there stay.
+  void load();
+  // Resident -> Dropped. `refill` makes a storage with the same bytes, whose
+  // block this one takes over when they are wanted.
+  void drop(std::function<StoragePtr()> refill);
 
   void set_strict(bool strict) { strict_ = strict; }
   static int64_t live();            // storages alive in the process
   static uint64_t next_id();        // of the storage made next
   static int64_t demand_reloads();  // unplanned reloads so far
+  static int64_t refills();         // of dropped bytes so far
 
  private:
   friend class StoragePtr;
   ~Storage();
   void return_block();
+  void return_slot(const Event& last_read);
+  void refill();
 
   Device* device_;
   size_t bytes_;
   Block block_;
   Tag tag_;
   uint64_t id_;
-  std::byte* host_ = nullptr;
+  PinnedSlot* slot_ = nullptr;  // leased, with its generation then
+  uint64_t generation_ = 0;
+  std::function<StoragePtr()> refill_;
   Event ready_, last_use_, copied_;
   std::atomic<uint32_t> references_{0};
   uint32_t version_ = 0;

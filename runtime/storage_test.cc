@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "runtime/access.h"
+#include "runtime/edge.h"
 #include "runtime/fake_stream.h"
 
 namespace tapeline {
@@ -14,16 +15,17 @@ namespace {
 class StorageTest : public testing::Test {
  protected:
   StorageTest()
-      : host_(kBytes, std::byte{0xEE}),
-        out_("device_to_host"),
-        in_("host_to_device"),
-        send_("send"),
-        device_(1, std::make_unique<FakeStream>("compute")),
+      : send_("send"),
+        device_(1, {std::make_unique<FakeStream>("compute"),
+                    std::make_unique<FakeStream>("copy_out"),
+                    std::make_unique<FakeStream>("copy_in")}),
         scope_(device_) {}
 
   ~StorageTest() override { compute().synchronize(compute().record()); }
 
   FakeStream& compute() { return static_cast<FakeStream&>(device_.compute()); }
+  FakeStream& out() { return static_cast<FakeStream&>(device_.copy_out()); }
+  FakeStream& in() { return static_cast<FakeStream&>(device_.copy_in()); }
 
   // Fills the bytes with i * step + 1 as a finished kernel would.
   void fill(Storage& storage, int step) {
@@ -53,16 +55,14 @@ class StorageTest : public testing::Test {
   }
   // Moves a filled storage to the host.
   void evict(Storage& storage) {
-    storage.begin_copy_out(out_, host_.data());
-    out_.synchronize(out_.record());
-    ASSERT_TRUE(storage.try_evict());
+    ASSERT_TRUE(storage.copy_out());
+    out().synchronize(out().record());
+    ASSERT_TRUE(storage.evict());
   }
 
   static constexpr size_t kBytes = 100;
-  // Queued copies end when the device is destroyed, so what they touch and the
-  // streams that they are on come first.
-  std::vector<std::byte> host_;
-  FakeStream out_, in_, send_;
+  // The streams that tensors were used on outlive the device.
+  FakeStream send_;
   Device device_;
   DeviceScope scope_;
 };
@@ -74,20 +74,19 @@ TEST_F(StorageTest, GoesOutAndComesBackWithItsBytesAndVersion) {
   const uint32_t version = storage->version();
   EXPECT_EQ(storage->residency(), Residency::kResident);
 
-  storage->begin_copy_out(out_, host_.data());
+  ASSERT_TRUE(storage->copy_out());
   EXPECT_EQ(storage->residency(), Residency::kCopying);
-  EXPECT_EQ(host_[5], std::byte{0xEE}) << "the copy runs later";
-  EXPECT_FALSE(storage->try_evict()) << "the copy has not run";
-  out_.synchronize(out_.record());
-  EXPECT_EQ(host_, pattern(3));
-  EXPECT_TRUE(storage->try_evict());
+  EXPECT_EQ(out().bytes_copied(), 0) << "the copy runs later";
+  EXPECT_TRUE(storage->evict()) << "the block waits for the copy, not we";
   EXPECT_EQ(storage->residency(), Residency::kHost);
   EXPECT_EQ(device_.pool().stats().live, 0);
 
-  storage->begin_load(in_);
+  storage->load();
   EXPECT_EQ(storage->residency(), Residency::kLoading);
   EXPECT_EQ(device_.pool().stats().live, 128);
-  in_.synchronize(in_.record());
+  in().synchronize(in().record());
+  EXPECT_EQ(out().bytes_copied(), kBytes) << "the load runs after the copy out";
+  EXPECT_EQ(device_.pinned().stats().leased_bytes, 0);
   EXPECT_EQ(contents(*storage), pattern(3));
   EXPECT_EQ(storage->residency(), Residency::kResident);
   EXPECT_EQ(storage->version(), version);
@@ -97,21 +96,20 @@ TEST_F(StorageTest, GoesOutAndComesBackWithItsBytesAndVersion) {
 TEST_F(StorageTest, IsNotEvictedUnderALease) {
   const StoragePtr storage = make();
   fill(*storage, 5);
-  storage->begin_copy_out(out_, host_.data());
-  out_.synchronize(out_.record());
+  ASSERT_TRUE(storage->copy_out());
   storage->acquire(compute());
   storage->acquire(compute());
-  EXPECT_FALSE(storage->try_evict());
+  EXPECT_FALSE(storage->evict());
   storage->release(compute(), false);
-  EXPECT_FALSE(storage->try_evict());
+  EXPECT_FALSE(storage->evict());
   storage->release(compute(), false);
-  EXPECT_TRUE(storage->try_evict());
+  EXPECT_TRUE(storage->evict());
 }
 
 TEST_F(StorageTest, StaysReadableWhileItIsCopiedOut) {
   const StoragePtr storage = make();
   fill(*storage, 7);
-  storage->begin_copy_out(out_, host_.data());
+  ASSERT_TRUE(storage->copy_out());
   EXPECT_EQ(contents(*storage), pattern(7));
   EXPECT_EQ(storage->residency(), Residency::kCopying);
 }
@@ -122,25 +120,26 @@ TEST_F(StorageTest, TheCopyOutWaitsForTheWriter) {
   std::byte* bytes = storage->acquire(compute());
   compute().copy(bytes, source.data(), kBytes);  // a kernel not run yet
   storage->release(compute(), true);
-  storage->begin_copy_out(out_, host_.data());
-  EXPECT_EQ(out_.advance(10), 0) << "the writer has not run";
+  ASSERT_TRUE(storage->copy_out());
+  EXPECT_EQ(out().advance(10), 0) << "the writer has not run";
   compute().advance(10);
-  out_.advance(10);
-  EXPECT_EQ(host_, pattern(9));
+  out().advance(10);
+  EXPECT_TRUE(storage->evict());
+  EXPECT_EQ(contents(*storage), pattern(9));
 }
 
 TEST_F(StorageTest, TheReaderWaitsForTheLoad) {
   const StoragePtr storage = make();
   fill(*storage, 3);
   evict(*storage);
-  storage->begin_load(in_);
+  storage->load();
   std::vector<std::byte> seen(kBytes);
   const std::byte* bytes = storage->acquire(compute());
   compute().copy(seen.data(), bytes, kBytes);
   storage->release(compute(), false);
   EXPECT_EQ(storage->residency(), Residency::kLoading);
   EXPECT_EQ(compute().advance(10), 0) << "the load has not run";
-  in_.advance(10);
+  in().advance(10);
   compute().advance(10);
   EXPECT_EQ(seen, pattern(3));
 }
@@ -158,12 +157,12 @@ TEST_F(StorageTest, TheLoadWaitsForTheBlocksLastUser) {
     compute().copy(seen.data(), bytes, kBytes);
     other->release(compute(), false);
   }
-  storage->begin_load(in_);
+  storage->load();
   EXPECT_EQ(device_.pool().stats().system_allocations, 1) << "same block";
-  in_.advance(10);
+  in().advance(10);
   compute().advance(10);
   EXPECT_EQ(seen, pattern(11));
-  in_.advance(10);
+  in().advance(10);
   EXPECT_EQ(contents(*storage), pattern(3));
 }
 
@@ -184,7 +183,7 @@ TEST_F(StorageTest, APlannedLoadIsNotCounted) {
   fill(*storage, 3);
   evict(*storage);
   const int64_t before = Storage::demand_reloads();
-  storage->begin_load(in_);
+  storage->load();
   EXPECT_EQ(contents(*storage), pattern(3));
   EXPECT_EQ(Storage::demand_reloads(), before);
 }
@@ -192,23 +191,24 @@ TEST_F(StorageTest, APlannedLoadIsNotCounted) {
 TEST_F(StorageTest, ACancelledCopyLeavesItResident) {
   const StoragePtr storage = make();
   fill(*storage, 3);
-  storage->begin_copy_out(out_, host_.data());
-  storage->cancel_copy_out();
+  ASSERT_TRUE(storage->copy_out());
+  storage->load();
   EXPECT_EQ(storage->residency(), Residency::kResident);
-  out_.advance(10);
+  out().advance(10);
   EXPECT_EQ(contents(*storage), pattern(3));
 }
 
 TEST_F(StorageTest, AWriteCancelsTheCopyOut) {
   const StoragePtr storage = make();
   fill(*storage, 3);
-  storage->begin_copy_out(out_, host_.data());
-  out_.advance(10);
+  ASSERT_TRUE(storage->copy_out());
+  out().advance(10);
   std::byte* bytes = storage->acquire(compute(), true);
   EXPECT_EQ(storage->residency(), Residency::kResident);
+  EXPECT_EQ(device_.pinned().stats().leased_bytes, 0);
   std::memcpy(bytes, pattern(13).data(), kBytes);
   storage->release(compute(), true);
-  EXPECT_FALSE(storage->try_evict()) << "the host has the old bytes";
+  EXPECT_FALSE(storage->evict()) << "the host has the old bytes";
   EXPECT_EQ(contents(*storage), pattern(13));
 }
 
@@ -254,29 +254,83 @@ TEST_F(StorageTest, DyingWhileCopiedOutKeepsTheBlockForTheCopy) {
   {
     const StoragePtr storage = make();
     fill(*storage, 3);
-    storage->begin_copy_out(out_, host_.data());
+    ASSERT_TRUE(storage->copy_out());
   }
   const StoragePtr next = make();
   const std::vector<std::byte> other = pattern(13);
   compute().copy(next->acquire(compute(), true), other.data(), kBytes);
   next->release(compute(), true);
   compute().advance(10);
-  out_.advance(10);
-  EXPECT_EQ(host_, pattern(3)) << "the block was reused under the copy";
+  out().advance(10);
+  compute().advance(10);
+  EXPECT_EQ(contents(*next), other) << "the block was reused under the copy";
+}
+
+TEST_F(StorageTest, AnEvictedBlockIsReusedAfterItsCopy) {
+  const StoragePtr storage = make();
+  fill(*storage, 3);
+  ASSERT_TRUE(storage->copy_out());
+  ASSERT_TRUE(storage->evict());
+  const StoragePtr next = make();
+  EXPECT_EQ(device_.pool().stats().system_allocations, 1) << "the same block";
+  const std::vector<std::byte> other = pattern(13);
+  compute().copy(next->acquire(compute(), true), other.data(), kBytes);
+  next->release(compute(), true);
+  compute().advance(10);
+  EXPECT_EQ(compute().pending(), 2) << "the copy out has not run";
+  EXPECT_EQ(contents(*storage), pattern(3));
+  EXPECT_EQ(contents(*next), other);
+}
+
+TEST_F(StorageTest, ASlotIsRewrittenAfterItsLoad) {
+  StoragePtr a = make();
+  fill(*a, 3);
+  evict(*a);
+  a->load();
+  const StoragePtr b = make();
+  fill(*b, 5);
+  ASSERT_TRUE(b->copy_out());
+  EXPECT_EQ(device_.pinned().stats().system_allocations, 1) << "one slot";
+  EXPECT_EQ(out().advance(10), 0) << "the slot is still read";
+  EXPECT_EQ(contents(*a), pattern(3));
+  ASSERT_TRUE(b->evict());
+  EXPECT_EQ(contents(*b), pattern(5));
+}
+
+TEST_F(StorageTest, SlotsReturnWithoutALoad) {
+  StoragePtr a = make(), b = make();
+  fill(*a, 3);
+  evict(*a);
+  ASSERT_TRUE(b->copy_out());
+  EXPECT_GT(device_.pinned().stats().leased_bytes, 0);
+  a = StoragePtr();
+  b = StoragePtr();
+  EXPECT_EQ(device_.pinned().stats().leased_bytes, 0);
+}
+
+TEST_F(StorageTest, ACapLeavesTheBytesWhereTheyAre) {
+  device_.pinned().set_cap(10);
+  const StoragePtr storage = make();
+  fill(*storage, 3);
+  EXPECT_FALSE(storage->copy_out());
+  EXPECT_EQ(storage->residency(), Residency::kResident);
+  EXPECT_FALSE(storage->evict());
+  EXPECT_EQ(device_.pinned().stats().refusals, 1);
+  EXPECT_EQ(contents(*storage), pattern(3));
 }
 
 TEST_F(StorageTest, DyingWhileLoadedKeepsTheBlockForTheLoad) {
   StoragePtr storage = make();
   fill(*storage, 3);
   evict(*storage);
-  storage->begin_load(in_);
+  storage->load();
   storage = StoragePtr();
   const StoragePtr next = make();
   const std::vector<std::byte> other = pattern(13);
   compute().copy(next->acquire(compute(), true), other.data(), kBytes);
   next->release(compute(), true);
   compute().advance(10);
-  in_.advance(10);
+  in().advance(10);
   compute().advance(10);
   EXPECT_EQ(contents(*next), other) << "the load wrote over the next tensor";
 }
@@ -285,23 +339,32 @@ TEST_F(StorageTest, IsEvictedAgainAfterALoad) {
   const StoragePtr storage = make();
   fill(*storage, 3);
   evict(*storage);
-  storage->begin_load(in_);
-  in_.advance(10);
+  storage->load();
+  in().advance(10);
   compute().advance(10);
   // Nobody has touched it since; the finished load counts as resident.
   evict(*storage);
   EXPECT_EQ(contents(*storage), pattern(3));
 }
 
-TEST_F(StorageTest, DroppedBytesReturnToThePoolAndRefill) {
+TEST_F(StorageTest, DroppedBytesReturnToThePoolAndAreMadeAgain) {
   const StoragePtr storage = make();
   fill(*storage, 3);
-  storage->drop();
+  const uint32_t version = storage->version();
+  int made = 0;
+  storage->drop([&] {
+    ++made;
+    const StoragePtr again = make();
+    fill(*again, 3);
+    return again;
+  });
   EXPECT_EQ(storage->residency(), Residency::kDropped);
   EXPECT_EQ(device_.pool().stats().live, 0);
-  storage->refill();
-  fill(*storage, 5);
-  EXPECT_EQ(contents(*storage), pattern(5));
+  EXPECT_EQ(contents(*storage), pattern(3));
+  EXPECT_EQ(contents(*storage), pattern(3));
+  EXPECT_EQ(made, 1);
+  EXPECT_EQ(storage->version(), version);
+  EXPECT_EQ(device_.pool().stats().live, 128);
 }
 
 TEST_F(StorageTest, LiveCountsStorages) {
@@ -328,16 +391,32 @@ TEST_F(StorageDeathTest, StrictRefusesAnUnplannedReload) {
   EXPECT_DEATH(storage->acquire(compute()), "used outside its plan");
 }
 
-TEST_F(StorageDeathTest, DroppedBytesAreNotUsed) {
+TEST_F(StorageDeathTest, ARecomputeThatReadsItsOwnOutputIsAnError) {
   const StoragePtr storage = make();
-  storage->drop();
-  EXPECT_DEATH(storage->acquire(compute()), "dropped for recompute");
+  storage->drop([&] {
+    storage->acquire(compute());
+    return StoragePtr();
+  });
+  EXPECT_DEATH(storage->acquire(compute()), "is used while that runs");
+}
+
+TEST_F(StorageDeathTest, BytesThatSomebodyElseOverwroteAreFoundOut) {
+  const StoragePtr a = make(), b = make();
+  fill(*a, 3);
+  fill(*b, 5);
+  const auto share_a_slot = [&] {
+    drop_edge(Edge::kSlotIsLeased);
+    evict(*a);
+    evict(*b);
+    a->load();
+  };
+  EXPECT_DEATH(share_a_slot(), "its pinned bytes were overwritten");
 }
 
 TEST_F(StorageDeathTest, IsNotFreedOrDroppedUnderALease) {
   StoragePtr storage = make();
   storage->acquire(compute());
-  EXPECT_DEATH(storage->drop(), "dropped while in use");
+  EXPECT_DEATH(storage->drop(nullptr), "dropped while in use");
   EXPECT_DEATH(storage = StoragePtr(), "freed while a kernel uses it");
   storage->release(compute(), false);
   EXPECT_DEATH(storage->release(compute(), false), "check failed");
@@ -345,12 +424,10 @@ TEST_F(StorageDeathTest, IsNotFreedOrDroppedUnderALease) {
 
 TEST_F(StorageDeathTest, StatesFollowTheirOrder) {
   const StoragePtr storage = make();
-  EXPECT_DEATH(storage->begin_load(in_), "Resident");
-  EXPECT_DEATH(storage->refill(), "Resident");
-  EXPECT_DEATH(storage->cancel_copy_out(), "Resident");
-  storage->begin_copy_out(out_, host_.data());
-  EXPECT_DEATH(storage->begin_copy_out(out_, host_.data()), "Copying");
-  EXPECT_DEATH(storage->drop(), "Copying");
+  EXPECT_DEATH(storage->load(), "Resident");
+  ASSERT_TRUE(storage->copy_out());
+  EXPECT_DEATH(storage->copy_out(), "Copying");
+  EXPECT_DEATH(storage->drop(nullptr), "Copying");
 }
 
 }  // namespace

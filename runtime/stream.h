@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace tapeline {
 
@@ -33,6 +34,9 @@ class Stream {
 
   const std::string& name() const { return name_; }
 
+  // Declares that work queued from now on reads or writes the bytes; for a
+  // stream that checks orders (fake_device.h).
+  virtual void access(const void*, size_t, bool /*write*/) {}
   // Copies bytes once everything queued before has completed.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   // The point after everything queued so far.
@@ -52,15 +56,19 @@ inline bool Event::done() const {
   return stream == nullptr || stream->completed() >= sequence;
 }
 
-// Executes at once on the calling thread.
+// Executes at once on the calling thread; a dry one (device.h) moves nothing.
 class CpuStream : public Stream {
  public:
-  using Stream::Stream;
+  explicit CpuStream(std::string name, bool dry = false)
+      : Stream(std::move(name)), dry_(dry) {}
   void copy(void* to, const void* from, size_t bytes) override;
   Event record() override { return {this, 0}; }
   void wait(const Event& event) override;
   void synchronize(const Event& event) override { wait(event); }
   uint64_t completed() const override { return 0; }
+
+ private:
+  bool dry_;
 };
 
 }  // namespace tapeline

@@ -159,15 +159,14 @@ TEST(Tensor, ToVectorAndCloneWaitForBytesOnTheirWay) {
   // The bytes are on the host; both readers must see them loaded, though the
   // compute stream runs nothing by itself.
   for (const bool by_clone : {false, true}) {
-    Device device(1, std::make_unique<FakeStream>("compute"));
+    Device device(1, {std::make_unique<FakeStream>("compute"),
+                      std::make_unique<FakeStream>("copy_out"),
+                      std::make_unique<FakeStream>("copy_in")});
     DeviceScope scope(device);
     device.pool().set_poison(true);
-    FakeStream out("out");
     const Tensor x = counted({4});
-    std::vector<std::byte> host(x.storage()->bytes());
-    x.storage()->begin_copy_out(out, host.data());
-    out.synchronize(out.record());
-    ASSERT_TRUE(x.storage()->try_evict());
+    ASSERT_TRUE(x.storage()->copy_out());
+    ASSERT_TRUE(x.storage()->evict());
     const std::vector<float> seen =
         by_clone ? x.clone().to_vector<float>() : x.to_vector<float>();
     EXPECT_EQ(seen, (std::vector<float>{0, 1, 2, 3}));
