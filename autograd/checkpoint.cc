@@ -17,7 +17,7 @@ using internal::TouchedTensor;
 
 namespace {
 
-std::atomic<int64_t> replay_count{0}, stash_read_count{0};
+std::atomic<int64_t> replay_count{0}, stash_read_count{0}, kept_op_count{0};
 
 // What of the surroundings a replay sees as the first run did.
 struct Surroundings {
@@ -86,6 +86,7 @@ class CheckpointNode : public Node {
     }
     outputs.clear();
     replay_count.fetch_add(1, std::memory_order_relaxed);
+    Device::current().pool().note(MemoryEvent::kReplay, 0, Tag::kOther);
     const bool both = b.parts() == Parts::kBoth;
     std::vector<Tensor> gradients =
         both ? local_->backward(seeds, b.parameter_gradients())
@@ -172,7 +173,7 @@ Phase phase() {
 }
 
 CheckpointCounters checkpoint_counters() {
-  return {replay_count.load(), stash_read_count.load()};
+  return {replay_count.load(), stash_read_count.load(), kept_op_count.load()};
 }
 
 namespace internal {
@@ -195,7 +196,27 @@ void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
       {std::move(value), &type, std::move(versions)});
 }
 
-std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
+bool take_kept(const char* op, std::initializer_list<Tensor*> outputs) {
+  FrameScope* frame = FrameScope::current();
+  if (frame == nullptr || !frame->take_kept(op, outputs)) return false;
+  kept_op_count.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+void keep_outputs(const char* op, std::initializer_list<Tensor*> outputs) {
+  FrameScope* frame = FrameScope::current();
+  if (frame != nullptr) frame->keep_outputs(op, outputs);
+}
+
+KeepScope::KeepScope() {
+  if (FrameScope::current() != nullptr) FrameScope::current()->keep_all(1);
+}
+KeepScope::~KeepScope() {
+  if (FrameScope::current() != nullptr) FrameScope::current()->keep_all(-1);
+}
+
+std::vector<Tensor> run_checkpoint(const RecomputePolicy& policy,
+                                   std::shared_ptr<CheckpointBody> body,
                                    const std::vector<Tensor>& leaves) {
   const bool records =
       grad_mode() == GradMode::kOn && current_tape() != nullptr;
@@ -206,6 +227,7 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
   std::shared_ptr<CheckpointFrame> frame =
       outer != nullptr ? outer->next_child()
                        : std::make_shared<CheckpointFrame>();
+  if (!frame->complete) frame->keep = policy.keep;
   std::vector<Version> before;
   for (const Tensor& leaf : leaves) {
     if (!leaf) continue;
@@ -289,6 +311,7 @@ std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
     t.value = Tensor();
   }
   node->touched = std::move(touched);
+  node->frame->save_kept();
   return outputs;
 }
 

@@ -26,6 +26,9 @@
 //   stash(f)   what a replay must not decide again (selected keys, chosen
 //              experts): f runs once without grad, the value is kept, and a
 //              replay gets the same value. Outside of a checkpoint just f().
+//   keep(f)    selective recompute: the outputs of the ops in f are kept, so a
+//              replay does not run their kernels again. They go through the
+//              same hooks as the inputs. A policy keeps ops by name.
 //   once(f)    side effects (counters, statistics): not on a replay.
 //
 // Per thread, like the tape. Source: contracts of checkpoint by replay as in
@@ -33,6 +36,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -48,13 +52,23 @@
 
 namespace tapeline {
 
+// Whether a call is recomputed, and the ops (keepable_ops() of ops.h) whose
+// outputs its replay takes over instead of making them again.
+struct RecomputePolicy {
+  RecomputePolicy(bool on, std::vector<std::string> ops = {})
+      : recompute(on), keep(std::move(ops)) {}
+  bool recompute = false;
+  std::vector<std::string> keep;
+};
+
 enum class Phase : uint8_t { kOriginal, kReplay };
 // Of the innermost checkpoint that runs; kOriginal outside.
 Phase phase();
 
-// Since the process began: replays run, values read from stashes.
+// Since the process began: replays run, values read from stashes, ops whose
+// kernels a replay did not run.
 struct CheckpointCounters {
-  int64_t replays = 0, stash_reads = 0;
+  int64_t replays = 0, stash_reads = 0, kept_ops = 0;
 };
 CheckpointCounters checkpoint_counters();
 
@@ -68,8 +82,28 @@ class CheckpointBody {
 };
 
 // The output's tensors, on the current tape.
-std::vector<Tensor> run_checkpoint(std::shared_ptr<CheckpointBody> body,
+std::vector<Tensor> run_checkpoint(const RecomputePolicy& policy,
+                                   std::shared_ptr<CheckpointBody> body,
                                    const std::vector<Tensor>& leaves);
+
+// Runs `make`, which writes an op's outputs, or takes what was kept of them.
+bool take_kept(const char* op, std::initializer_list<Tensor*> outputs);
+void keep_outputs(const char* op, std::initializer_list<Tensor*> outputs);
+template <class F>
+void make_outputs(const char* op, std::initializer_list<Tensor*> outputs,
+                  F&& make) {
+  if (take_kept(op, outputs)) return;
+  make();
+  keep_outputs(op, outputs);
+}
+// All ops of its scope are kept.
+class KeepScope {
+ public:
+  KeepScope();
+  ~KeepScope();
+  KeepScope(const KeepScope&) = delete;
+  KeepScope& operator=(const KeepScope&) = delete;
+};
 
 // The next kept value of the frame that runs, or null if it is to be made: then
 // keep_stash() follows. `type` has to be the same on a replay.
@@ -144,14 +178,15 @@ class TypedBody : public CheckpointBody {
 }  // namespace internal
 
 template <class F, class In, class... Context>
-auto checkpoint(bool recompute, F& fn, const In& in, Context&... context) {
+auto checkpoint(const RecomputePolicy& policy, F& fn, const In& in,
+                Context&... context) {
   using Body = internal::TypedBody<F, In, Context...>;
-  if (!recompute || grad_mode() == GradMode::kOff) {
+  if (!policy.recompute || grad_mode() == GradMode::kOff) {
     return typename Body::Out(fn(in, context...));
   }
   auto body = std::make_shared<Body>(fn, in, context...);
   const std::vector<Tensor> outputs =
-      internal::run_checkpoint(body, internal::tensors_of(in));
+      internal::run_checkpoint(policy, body, internal::tensors_of(in));
   typename Body::Out out = body->take();
   internal::set_tensors(out, outputs);
   return out;
@@ -159,7 +194,7 @@ auto checkpoint(bool recompute, F& fn, const In& in, Context&... context) {
 
 // A temporary would be gone when backward needs it.
 template <class F, class In, class... Context>
-auto checkpoint(bool recompute, const F&& fn, const In& in,
+auto checkpoint(const RecomputePolicy& policy, const F&& fn, const In& in,
                 Context&... context) = delete;
 
 template <class F>
@@ -180,6 +215,12 @@ auto stash(F&& f) -> std::invoke_result_t<F> {
   }
   internal::keep_stash(value, typeid(T), internal::tensors_of(*value));
   return *value;
+}
+
+template <class F>
+auto keep(F&& f) -> std::invoke_result_t<F> {
+  const internal::KeepScope all;
+  return f();
 }
 
 template <class F>

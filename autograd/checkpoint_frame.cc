@@ -46,8 +46,12 @@ FrameScope::FrameScope(CheckpointFrame& frame, Phase phase, bool shadow,
       tape_(tape),
       made_before_(Storage::next_id()),
       outer_(std::exchange(running, this)) {
+  if (outer_ != nullptr) keep_all_ = outer_->keep_all_;
+  if (!first_) return;
   // A first run that did not end (an exception) leaves nothing.
-  if (first_) frame_ = {};
+  std::vector<std::string> keep = std::move(frame_.keep);
+  frame_ = {};
+  frame_.keep = std::move(keep);
 }
 FrameScope::~FrameScope() { running = outer_; }
 
@@ -66,6 +70,46 @@ std::shared_ptr<void> FrameScope::next_stash(const std::type_info& type) {
   return frame_.stash[stash_++].value;
 }
 
+void CheckpointFrame::save_kept() {
+  for (Kept& k : kept) {
+    if (k.saved != nullptr) continue;
+    k.saved = std::make_unique<SavedTensor[]>(k.values.size());
+    for (size_t i = 0; i < k.values.size(); ++i) {
+      k.saved[i].save(std::move(k.values[i]));
+    }
+  }
+  for (const auto& child : children) child->save_kept();
+}
+
+bool FrameScope::keeps(const char* op) const {
+  return keep_all_ > 0 || std::find(frame_.keep.begin(), frame_.keep.end(),
+                                    op) != frame_.keep.end();
+}
+
+bool FrameScope::take_kept(const char* op,
+                           std::initializer_list<Tensor*> outputs) {
+  if (first_ || !keeps(op)) return false;
+  CHECK(kept_ < frame_.kept.size() &&
+        std::strcmp(frame_.kept[kept_].op, op) == 0)
+      << where() << "kept op number " << kept_ << " is " << op << ", it was "
+      << (kept_ < frame_.kept.size() ? frame_.kept[kept_].op : "none");
+  const CheckpointFrame::Kept& kept = frame_.kept[kept_++];
+  size_t i = 0;
+  for (Tensor* output : outputs) {
+    *output = kept.saved != nullptr ? kept.saved[i].unpack() : kept.values[i];
+    ++i;
+  }
+  return true;
+}
+
+void FrameScope::keep_outputs(const char* op,
+                              std::initializer_list<Tensor*> outputs) {
+  if (!first_ || !keeps(op)) return;
+  CheckpointFrame::Kept kept{op, {}, nullptr};
+  for (const Tensor* output : outputs) kept.values.push_back(output->detach());
+  frame_.kept.push_back(std::move(kept));
+}
+
 std::shared_ptr<CheckpointFrame> FrameScope::next_child() {
   if (first_) {
     return frame_.children.emplace_back(std::make_shared<CheckpointFrame>());
@@ -80,9 +124,11 @@ void FrameScope::check_complete() const {
     frame_.complete = true;
     return;
   }
-  CHECK(stash_ == frame_.stash.size() && child_ == frame_.children.size())
+  CHECK(stash_ == frame_.stash.size() && kept_ == frame_.kept.size() &&
+        child_ == frame_.children.size())
       << where() << stash_ << " of " << frame_.stash.size()
-      << " stashed values and " << child_ << " of " << frame_.children.size()
+      << " stashed values, " << kept_ << " of " << frame_.kept.size()
+      << " kept ops and " << child_ << " of " << frame_.children.size()
       << " checkpoints inside were used";
   CHECK_EQ(op_, frame_.ops.size())
       << where() << "op number " << op_ << " would be "

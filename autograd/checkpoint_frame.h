@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
+#include <string>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -27,10 +29,21 @@ struct CheckpointFrame {
     const std::type_info* type;
     std::vector<std::pair<Tensor, uint32_t>> versions;
   };
+  // Outputs of an op: values, until the checkpoint's node saves them.
+  struct Kept {
+    const char* op;
+    std::vector<Tensor> values;
+    std::unique_ptr<SavedTensor[]> saved;
+  };
   std::vector<Stashed> stash;
+  std::vector<Kept> kept;
+  std::vector<std::string> keep;                           // names of ops
   std::vector<std::shared_ptr<CheckpointFrame>> children;  // nested, in order
   std::vector<const char*> ops;  // names, in order: replays run the same
   bool complete = false;         // the first run is over
+
+  // By the node being recorded, through the hooks in force.
+  void save_kept();
 };
 
 // A differentiable tensor of a tape that a Shadow run used: an edge of the
@@ -73,6 +86,9 @@ class FrameScope {
   // The next kept value of this run, or null in a first run.
   std::shared_ptr<void> next_stash(const std::type_info& type);
   std::shared_ptr<CheckpointFrame> next_child();
+  bool take_kept(const char* op, std::initializer_list<Tensor*> outputs);
+  void keep_outputs(const char* op, std::initializer_list<Tensor*> outputs);
+  void keep_all(int change) { keep_all_ += change; }
   // CHECKs that a replay used everything that was kept, or completes a first
   // run.
   void check_complete() const;
@@ -92,13 +108,16 @@ class FrameScope {
   }
 
  private:
+  bool keeps(const char* op) const;
+
   CheckpointFrame& frame_;
   const Phase phase_;
   const bool first_, shadow_;
   const void* const tape_;
   const uint64_t made_before_;  // storages with lower ids
   FrameScope* const outer_;
-  size_t stash_ = 0, child_ = 0, op_ = 0;
+  size_t stash_ = 0, child_ = 0, op_ = 0, kept_ = 0;
+  int keep_all_ = 0;
   std::vector<TouchedTensor> touched_;
   TouchedIndex index_;
   std::vector<ParameterUse> parameters_;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "autograd/op_types.h"
@@ -21,6 +22,9 @@
 #include "runtime/tensor.h"
 
 namespace tapeline {
+
+// Ops whose outputs a checkpoint can keep (RecomputePolicy), by name.
+const std::vector<std::string>& keepable_ops();
 
 // --- Arithmetic -------------------------------------------------------------
 

@@ -199,8 +199,9 @@ Recording begin(const char* name, std::span<const Tensor* const> inputs,
                 std::span<Tensor* const> outputs) {
   if (anomaly_on()) {
     for (size_t i = 0; i < outputs.size(); ++i) {
-      check_finite(name, layer_scope(), "forward", static_cast<int>(i),
-                   *outputs[i]);
+      check_finite(name, layer_scope(),
+                   phase() == Phase::kReplay ? "replay" : "forward",
+                   static_cast<int>(i), *outputs[i]);
     }
   }
   GradMode mode = grad_mode();
@@ -340,6 +341,7 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
                                   node.outputs);
     bool keep = retain == Retain::kYes;
     if (ready(grads)) {
+      const internal::LayerScopeAt scope(node.scope);
       Backward b(tape, node, parameters, grads.data(), retain, parts);
       node.backward_inputs(b);
       if (node.has_weights()) {
@@ -395,6 +397,7 @@ void Tape::backward_weights(ParameterGradients& grads) {
   for (size_t i = tape.weight_stash.size(); i-- > 0;) {
     if (tape.weight_stash[i].empty()) continue;
     Node& node = *tape.nodes[i];
+    const internal::LayerScopeAt scope(node.scope);
     Backward b(tape, node, grads, tape.weight_stash[i].data(), Retain::kNo,
                Parts::kInputs);
     b.run_weights();

@@ -25,11 +25,12 @@ namespace tapeline {
 struct Launch {
   Stream* stream;
   ThreadPool* threads;
+  bool dry = false;  // there are no bytes: every kernel returns at once
 };
 
 inline Launch launch() {
   Device& device = Device::current();
-  return {&device.compute(), &device.threads()};
+  return {&device.compute(), &device.threads(), device.dry()};
 }
 
 // Work of one call, for rates and rooflines: bytes are the least that must be

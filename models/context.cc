@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "autograd/checkpoint.h"
-#include "runtime/access.h"
-
 namespace tapeline {
 namespace {
 
@@ -66,17 +63,8 @@ Tensor Context::attach_router(const Tensor& y_in, int layer,
   Tensor y = y_in;
   LayerStatistics& log = statistics[layer];
   if (count_experts && phase() == Phase::kOriginal) {
-    const Tensor counts =
-        tapeline::count_experts(expert_TK, valid_T, logits_TE.size(1));
-    if (!log.expert_counts_E) {
-      log.expert_counts_E = counts;
-    } else {
-      const auto more = read<int64_t>(counts);
-      const auto sum = write<int64_t>(log.expert_counts_E);
-      for (int64_t e = 0; e < counts.size(0); ++e) {
-        sum.view()(e) += more.view()(e);
-      }
-    }
+    log.expert_counts_E.push_back(
+        tapeline::count_experts(expert_TK, valid_T, logits_TE.size(1)));
   }
   if (weights.balance != 0) {
     const Tensor loss =

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/checkpoint.h"
+#include "autograd/offload.h"
 #include "autograd/ops.h"
 #include "autograd/sequence.h"
 #include "runtime/tensor.h"
@@ -29,9 +31,9 @@ struct AuxWeights {
 };
 
 // Layers that route or select report here, keyed by global layer.
+// One value per invocation of the layer in this micro-batch.
 struct LayerStatistics {
-  Tensor expert_counts_E;  // i64, valid tokens
-  // One value per invocation of the layer in this micro-batch.
+  std::vector<Tensor> expert_counts_E;  // i64, valid tokens
   std::vector<Tensor> balance_loss, z_loss, indexer_loss;
 };
 
@@ -60,6 +62,10 @@ struct Context {
   KvCache* cache = nullptr;  // decoding: keys of earlier tokens
   // Per global layer: made again in backward instead of saved. Empty: none.
   std::vector<bool> recompute;
+  std::vector<std::string> keep;  // ops whose outputs recomputed layers keep
+  // Outputs of norms are made again in backward where a layer is not.
+  bool drop_norms = false;
+  OffloadGraph* offload = nullptr;  // windows of this pass; null: none
   std::map<int, LayerStatistics> statistics;
 
   // Adds the balance and z loss of a router to the graph behind y, and its
@@ -69,9 +75,9 @@ struct Context {
                        const BalanceRule& rule);
   // Adds the indexer's loss behind y.
   Tensor attach_indexer(const Tensor& y, int layer, const Tensor& loss);
-  bool recomputes(int layer) const {
-    return static_cast<size_t>(layer) < recompute.size() &&
-           recompute[static_cast<size_t>(layer)];
+  RecomputePolicy policy(int layer) const {
+    const auto at = static_cast<size_t>(layer);
+    return {at < recompute.size() && recompute[at], keep};
   }
   // Rows of this call, or with a cache, of all calls so far.
   Tensor cached(int layer, const std::string& kind, const Tensor& rows);

@@ -4,8 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "autograd/checkpoint.h"
+#include "autograd/dropped_outputs.h"
 #include "autograd/mode.h"
 #include "autograd/observer.h"
+#include "autograd/offload.h"
 #include "models/config_reader.h"
 #include "runtime/status.h"
 
@@ -90,13 +92,15 @@ absl::StatusOr<GqaLmConfig> GqaLmConfig::parse_shared(const Json& json) {
 }
 
 Tensor GqaDecoderLayer::operator()(const Tensor& x_TD, Context& ctx) const {
+  DroppedOutputs dropped(ctx.drop_norms);
   Tensor h_TD;
   {
     LayerScope scope("self_attn");
-    h_TD = x_TD + observe("attn_out", attention(input_norm(x_TD), ctx));
+    h_TD =
+        x_TD + observe("attn_out", attention(dropped(input_norm, x_TD), ctx));
   }
   LayerScope scope("mlp");
-  const Tensor n_TD = post_attention_norm(h_TD);
+  const Tensor n_TD = dropped(post_attention_norm, h_TD);
   const Tensor y_TD = moe ? (*moe)(n_TD, ctx) : (*dense)(n_TD);
   return h_TD + observe("mlp_out", y_TD);
 }
@@ -116,8 +120,9 @@ Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
   for (size_t i = 0; i < layers.items.size(); ++i) {
     LayerScope scope("layers", layers.first + static_cast<int>(i));
     const GqaDecoderLayer& layer = layers.items[i];
+    const OffloadWindow window(ctx.offload, layer.layer, {x_TD}, {});
     x_TD = observe("hidden",
-                   checkpoint(ctx.recomputes(layer.layer), layer, x_TD, ctx));
+                   checkpoint(ctx.policy(layer.layer), layer, x_TD, ctx));
   }
   return x_TD;
 }
@@ -135,6 +140,16 @@ LanguageModelLoss GqaLm::loss(const Batch& batch, Context& ctx) const {
       linear_cross_entropy(x_TD, head_weight(), batch.label_T, batch.weight_T)
           .loss;
   return {loss, loss, {}};
+}
+
+std::vector<LayerCall> GqaLm::layer_calls(int64_t tokens) const {
+  const auto element =
+      static_cast<int64_t>(size_of(embed.weight.value().dtype()));
+  std::vector<LayerCall> calls;
+  for (const GqaDecoderLayer& layer : layers.items) {
+    calls.push_back({layer.layer, tokens * c->dim * element});
+  }
+  return calls;
 }
 
 std::vector<NamedTensor> GqaLm::named_tensors() {

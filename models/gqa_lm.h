@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "autograd/memory_plan.h"
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/gqa.h"
@@ -69,6 +70,8 @@ struct GqaLm {
     return head ? head->weight : embed.weight;
   }
   void prepare(Context& ctx) const;
+  // What the layers of a pass over `tokens` tokens could offload.
+  std::vector<LayerCall> layer_calls(int64_t tokens) const;
   std::vector<NamedTensor> named_tensors();
   // Tensors that files may repeat.
   std::vector<TensorCopy> copies() const;

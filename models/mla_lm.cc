@@ -4,8 +4,10 @@
 #include <string>
 
 #include "autograd/checkpoint.h"
+#include "autograd/dropped_outputs.h"
 #include "autograd/mode.h"
 #include "autograd/observer.h"
+#include "autograd/offload.h"
 #include "runtime/check.h"
 
 namespace tapeline {
@@ -83,17 +85,18 @@ LatentAttention make_attention(const MlaLmConfig& c, int layer) {
 }
 
 LayerState DecoderLayer::operator()(const LayerState& in, Context& ctx) const {
+  DroppedOutputs dropped(ctx.drop_norms);
   Tensor h_TD;
   std::optional<DsaSelection> selected;
   {
     LayerScope scope("self_attn");
     const AttentionOutput a =
-        attention(input_norm(in.hidden_TD), in.selected, ctx);
+        attention(dropped(input_norm, in.hidden_TD), in.selected, ctx);
     h_TD = in.hidden_TD + observe("attn_out", a.hidden_TD);
     selected = a.selected;
   }
   LayerScope scope("mlp");
-  const Tensor n_TD = post_attention_norm(h_TD);
+  const Tensor n_TD = dropped(post_attention_norm, h_TD);
   const Tensor y_TD = moe ? (*moe)(n_TD, ctx) : (*dense)(n_TD);
   return {h_TD + observe("mlp_out", y_TD), selected};
 }
@@ -128,9 +131,11 @@ void MlaLm::prepare(Context& ctx) const {
 LayerState MlaLm::forward(const Tensor& ids_T, Context& ctx) const {
   LayerState x{observe("embed_out", embed(ids_T)), std::nullopt};
   for (size_t i = 0; i < layers.items.size(); ++i) {
+    const DecoderLayer& layer = layers.items[i];
     LayerScope scope("layers", layers.first + static_cast<int>(i));
-    x = checkpoint(ctx.recomputes(layers.items[i].layer), layers.items[i], x,
-                   ctx);
+    const OffloadWindow window(ctx.offload, layer.layer, {x.hidden_TD},
+                               {x.selected ? x.selected->ids_TK : Tensor()});
+    x = checkpoint(ctx.policy(layer.layer), layer, x, ctx);
     x.hidden_TD = observe("hidden", x.hidden_TD);
   }
   return x;
@@ -165,7 +170,7 @@ LanguageModelLoss MlaLm::loss(const Batch& batch, Context& ctx) const {
       LayerScope scope("mtp", d);
       // Depths after the first reuse depth 0's selection when told to; the main
       // stack's is never used here.
-      state = checkpoint(ctx.recomputes(mtp[physical].layer), mtp[physical],
+      state = checkpoint(ctx.policy(mtp[physical].layer), mtp[physical],
                          MtpInput{embed(targets.ids_T), state}, ctx);
     }
     UseSite site(mtp_head_site(d));
@@ -193,6 +198,23 @@ void MlaLm::apply_training_choices() {
       parameter->set_trainable(false);
     }
   }
+}
+
+std::vector<LayerCall> MlaLm::layer_calls(int64_t tokens) const {
+  const std::vector<int> sources =
+      c->sparse ? selection_sources(c->full_index) : std::vector<int>();
+  const auto element =
+      static_cast<int64_t>(size_of(embed.weight.value().dtype()));
+  std::vector<LayerCall> calls;
+  for (const DecoderLayer& layer : layers.items) {
+    LayerCall call{layer.layer, tokens * c->dim * element};
+    if (c->sparse) {
+      call.ids_bytes = tokens * c->index_top_k * 4;
+      call.source = sources[static_cast<size_t>(layer.layer)];
+    }
+    calls.push_back(call);
+  }
+  return calls;
 }
 
 std::vector<NamedTensor> MlaLm::named_tensors() {

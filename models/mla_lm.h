@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "autograd/memory_plan.h"
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/latent_attention.h"
@@ -88,6 +89,8 @@ struct MlaLm {
   }
   // Rope tables for ctx.sequence; call before any forward.
   void prepare(Context& ctx) const;
+  // What the decoder layers of a pass over `tokens` tokens could offload.
+  std::vector<LayerCall> layer_calls(int64_t tokens) const;
   // Hugging Face names of all parameters and buffers.
   std::vector<NamedTensor> named_tensors();
   // Tensors that files may repeat.

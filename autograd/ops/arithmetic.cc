@@ -92,6 +92,14 @@ struct AttachNode : Node {
 
 }  // namespace
 
+const std::vector<std::string>& keepable_ops() {
+  static const std::vector<std::string>& ops = *new std::vector<std::string>{
+      "attention",        "combine", "dispatch", "grouped_linear",
+      "head_linear",      "linear",  "rms_norm", "routed_swiglu",
+      "sparse_attention", "swiglu"};
+  return ops;
+}
+
 Tensor add(const Tensor& a, const Tensor& b) {
   internal::checked(shape_rules::same("add", a.shape(), b.shape()));
   internal::check_dtypes("add", a, b);

@@ -43,20 +43,22 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                  const Sequence& sequence, double scale) {
   const Tensor q = rows_or_copy(q_in), k = rows_or_copy(k_in),
                v = rows_or_copy(v_in);
-  Tensor o =
-      Tensor::empty(internal::checked(shape_rules::attention(
-                        q.shape(), k.shape(), v.shape(), sequence.tokens())),
-                    q.dtype());
+  const Shape shape = internal::checked(shape_rules::attention(
+      q.shape(), k.shape(), v.shape(), sequence.tokens()));
   internal::check_dtypes("attention", q, k);
   internal::check_dtypes("attention", q, v);
-  const Tensor lse_TH =
-      Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()));
-  dispatch_float(q.dtype(), [&]<class T>() {
-    const auto first = read<int32_t>(sequence.begin_T);
-    const auto last = read<int32_t>(sequence.end_T);
-    attention_forward<T>(launch(), read<T>(q), read<T>(k), read<T>(v),
-                         {first.view(), last.view()}, scale, write<T>(o),
-                         write<Accumulator<T>>(lse_TH));
+  Tensor o, lse_TH;
+  internal::make_outputs("attention", {&o, &lse_TH}, [&] {
+    o = Tensor::empty(shape, q.dtype());
+    lse_TH =
+        Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()));
+    dispatch_float(q.dtype(), [&]<class T>() {
+      const auto first = read<int32_t>(sequence.begin_T);
+      const auto last = read<int32_t>(sequence.end_T);
+      attention_forward<T>(launch(), read<T>(q), read<T>(k), read<T>(v),
+                           {first.view(), last.view()}, scale, write<T>(o),
+                           write<Accumulator<T>>(lse_TH));
+    });
   });
   if (auto* n = push<AttentionNode>("attention", {&q_in, &k_in, &v_in}, {&o})) {
     n->q.save(q);

@@ -154,16 +154,18 @@ SparseAttention sparse_attention(const Tensor& q_in, const Tensor& kv_in,
                                  int64_t value_dim) {
   const Tensor q = rows_or_copy(q_in), kv = rows_or_copy(kv_in);
   internal::check_dtypes("sparse_attention", q, kv);
-  SparseAttention out{
-      Tensor::empty(
-          internal::checked(shape_rules::sparse_attention(
-              q.shape(), kv.shape(), selection.ids_TK.shape(), value_dim)),
-          q.dtype()),
-      Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()))};
-  dispatch_float(q.dtype(), [&]<class T>() {
-    sparse_attention_forward<T>(
-        launch(), read<T>(q), read<T>(kv), read<int32_t>(selection.ids_TK),
-        scale, write<T>(out.o_THV), write<Accumulator<T>>(out.lse_TH));
+  const Shape shape = internal::checked(shape_rules::sparse_attention(
+      q.shape(), kv.shape(), selection.ids_TK.shape(), value_dim));
+  SparseAttention out;
+  internal::make_outputs("sparse_attention", {&out.o_THV, &out.lse_TH}, [&] {
+    out.o_THV = Tensor::empty(shape, q.dtype());
+    out.lse_TH =
+        Tensor::empty({q.size(0), q.size(1)}, accumulator_dtype(q.dtype()));
+    dispatch_float(q.dtype(), [&]<class T>() {
+      sparse_attention_forward<T>(
+          launch(), read<T>(q), read<T>(kv), read<int32_t>(selection.ids_TK),
+          scale, write<T>(out.o_THV), write<Accumulator<T>>(out.lse_TH));
+    });
   });
   if (auto* n = push<SparseAttentionNode>("sparse_attention", {&q_in, &kv_in},
                                           {&out.o_THV})) {

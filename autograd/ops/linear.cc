@@ -119,14 +119,17 @@ struct HeadLinearNode : Node {
 
 Tensor linear(const Tensor& x_in, const Parameter& w_ND) {
   const Tensor& w = w_ND.value();
-  Tensor y_TN = Tensor::empty(
-      internal::checked(shape_rules::linear(x_in.shape(), w.shape())),
-      x_in.dtype());
+  const Shape shape =
+      internal::checked(shape_rules::linear(x_in.shape(), w.shape()));
   internal::check_dtypes("linear", x_in, w);
   const Tensor x_TD = rows_or_copy(x_in);
-  dispatch_float(x_TD.dtype(), [&]<class T>() {
-    matmul<T, T>(launch(), read<T>(x_TD), read<T>(w), write<T>(y_TN),
-                 {.transpose_b = true});
+  Tensor y_TN;
+  internal::make_outputs("linear", {&y_TN}, [&] {
+    y_TN = Tensor::empty(shape, x_in.dtype());
+    dispatch_float(x_TD.dtype(), [&]<class T>() {
+      matmul<T, T>(launch(), read<T>(x_TD), read<T>(w), write<T>(y_TN),
+                   {.transpose_b = true});
+    });
   });
   if (auto* n = push<LinearNode>("linear", {&x_in}, {&y_TN}, {&w_ND})) {
     n->w_ND = ParameterUse(w_ND);
@@ -159,15 +162,18 @@ Tensor router_logits(const Tensor& x_in, const Parameter& w_ED) {
 }
 
 Tensor head_linear(const Tensor& x_in, const Parameter& w, HeadRows rows) {
-  Tensor y = Tensor::empty(internal::checked(shape_rules::head_linear(
-                               x_in.shape(), w.value().shape(), rows)),
-                           x_in.dtype());
+  const Shape shape = internal::checked(
+      shape_rules::head_linear(x_in.shape(), w.value().shape(), rows));
   internal::check_dtypes("head_linear", x_in, w.value());
   const Tensor x = rows_or_copy(x_in);
   const bool forward = rows.direction == HeadRows::Direction::kForward;
-  dispatch_float(x.dtype(), [&]<class T>() {
-    matmul_heads<T, T>(x.transpose(0, 1), head_blocks(w.value(), rows),
-                       y.transpose(0, 1), {.transpose_b = forward});
+  Tensor y;
+  internal::make_outputs("head_linear", {&y}, [&] {
+    y = Tensor::empty(shape, x_in.dtype());
+    dispatch_float(x.dtype(), [&]<class T>() {
+      matmul_heads<T, T>(x.transpose(0, 1), head_blocks(w.value(), rows),
+                         y.transpose(0, 1), {.transpose_b = forward});
+    });
   });
   if (auto* n = push<HeadLinearNode>("head_linear", {&x_in}, {&y}, {&w})) {
     n->w = ParameterUse(w);

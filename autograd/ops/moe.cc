@@ -157,20 +157,29 @@ Routed dispatch(const Tensor& x_in, const Tensor& expert_TK, int64_t experts) {
   const Shape shape =
       internal::checked(shape_rules::dispatch(x_in.shape(), expert_TK.shape()));
   const int64_t rows = shape[0];
-  Routed out{
-      internal::empty_routed(shape, x_in.dtype()),
-      {Tensor::empty({experts + 1}, DType::kI32),
-       Tensor::empty(expert_TK.shape(), DType::kI32),
-       Tensor::empty({rows}, DType::kI32), Tensor::empty({rows}, DType::kI32)}};
-  const Routing& routing = out.routing;
-  route(launch(), read<int32_t>(expert_TK), write<int32_t>(routing.offsets_E1),
-        write<int32_t>(routing.row_TK), write<int32_t>(routing.token_R),
-        write<int32_t>(routing.slot_R));
-  const Tensor x_TD = internal::rows_or_copy(x_in);
-  dispatch_float(x_TD.dtype(), [&]<class T>() {
-    dispatch_forward<T>(launch(), read<T>(x_TD), read<int32_t>(routing.row_TK),
-                        write<T>(out.data));
-  });
+  Routed out;
+  Routing& routing = out.routing;
+  internal::make_outputs(
+      "dispatch",
+      {&out.data, &routing.offsets_E1, &routing.row_TK, &routing.token_R,
+       &routing.slot_R},
+      [&] {
+        out.data = internal::empty_routed(shape, x_in.dtype());
+        routing.offsets_E1 = Tensor::empty({experts + 1}, DType::kI32);
+        routing.row_TK = Tensor::empty(expert_TK.shape(), DType::kI32);
+        routing.token_R = Tensor::empty({rows}, DType::kI32);
+        routing.slot_R = Tensor::empty({rows}, DType::kI32);
+        route(launch(), read<int32_t>(expert_TK),
+              write<int32_t>(routing.offsets_E1),
+              write<int32_t>(routing.row_TK), write<int32_t>(routing.token_R),
+              write<int32_t>(routing.slot_R));
+        const Tensor x_TD = internal::rows_or_copy(x_in);
+        dispatch_float(x_TD.dtype(), [&]<class T>() {
+          dispatch_forward<T>(launch(), read<T>(x_TD),
+                              read<int32_t>(routing.row_TK),
+                              write<T>(out.data));
+        });
+      });
   if (auto* n = push<DispatchNode>("dispatch", {&x_in}, {&out.data})) {
     n->row_TK.save(routing.row_TK);
     n->x_shape = x_in.shape();
@@ -182,14 +191,16 @@ Routed grouped_linear(const Routed& x_R, const Parameter& w_EFD) {
   const Tensor& x_RD = x_R.data;
   const Tensor& offsets = x_R.routing.offsets_E1;
   const Tensor& w = w_EFD.value();
-  Tensor y_RF =
-      internal::empty_routed(internal::checked(shape_rules::grouped_linear(
-                                 x_RD.shape(), w.shape(), offsets.size(0) - 1)),
-                             x_RD.dtype());
+  const Shape shape = internal::checked(shape_rules::grouped_linear(
+      x_RD.shape(), w.shape(), offsets.size(0) - 1));
   internal::check_dtypes("grouped_linear", x_RD, w);
-  dispatch_float(x_RD.dtype(), [&]<class T>() {
-    grouped_matmul_forward<T>(launch(), read<T>(x_RD), read<T>(w),
-                              read<int32_t>(offsets), write<T>(y_RF));
+  Tensor y_RF;
+  internal::make_outputs("grouped_linear", {&y_RF}, [&] {
+    y_RF = internal::empty_routed(shape, x_RD.dtype());
+    dispatch_float(x_RD.dtype(), [&]<class T>() {
+      grouped_matmul_forward<T>(launch(), read<T>(x_RD), read<T>(w),
+                                read<int32_t>(offsets), write<T>(y_RF));
+    });
   });
   if (auto* n = push<GroupedLinearNode>("grouped_linear", {&x_RD}, {&y_RF},
                                         {&w_EFD})) {
@@ -205,14 +216,17 @@ Tensor combine(const Routed& x_R, const Tensor& weight_in) {
   const Tensor weight_TK = internal::rows_or_copy(weight_in);
   const Tensor& x_RD = x_R.data;
   const Tensor& row_TK = x_R.routing.row_TK;
-  Tensor y_TD =
-      Tensor::empty(internal::checked(shape_rules::combine(
-                        x_RD.shape(), weight_TK.shape(), row_TK.shape())),
-                    x_RD.dtype());
+  const Shape shape = internal::checked(
+      shape_rules::combine(x_RD.shape(), weight_TK.shape(), row_TK.shape()));
   internal::check_accumulates("combine", x_RD, weight_TK);
-  dispatch_float(x_RD.dtype(), [&]<class T>() {
-    combine_forward<T>(launch(), read<T>(x_RD), read<Accumulator<T>>(weight_TK),
-                       read<int32_t>(row_TK), write<T>(y_TD));
+  Tensor y_TD;
+  internal::make_outputs("combine", {&y_TD}, [&] {
+    y_TD = Tensor::empty(shape, x_RD.dtype());
+    dispatch_float(x_RD.dtype(), [&]<class T>() {
+      combine_forward<T>(launch(), read<T>(x_RD),
+                         read<Accumulator<T>>(weight_TK), read<int32_t>(row_TK),
+                         write<T>(y_TD));
+    });
   });
   if (auto* n = push<CombineNode>("combine", {&x_RD, &weight_in}, {&y_TD})) {
     n->x_RD.save(x_RD);

@@ -82,13 +82,16 @@ Tensor rms_norm(const Tensor& x_in, const Parameter& w_D, double eps) {
   internal::checked(shape_rules::norm("rms_norm", x_in.shape(), w.shape()));
   internal::check_dtypes("rms_norm", x_in, w);
   Tensor x = flat_rows_or_copy(x_in);
-  Tensor y = empty_like(x);
-  Tensor rstd_N =
-      Tensor::empty({flat_row_count(x)}, accumulator_dtype(x.dtype()));
-  dispatch_float(x.dtype(), [&]<class T>() {
-    rms_norm_forward<T>(launch(), flat_rows(read<T>(x).view()), read<T>(w),
-                        static_cast<float>(eps), flat_rows(write<T>(y).view()),
-                        write<Accumulator<T>>(rstd_N));
+  Tensor y, rstd_N;
+  internal::make_outputs("rms_norm", {&y, &rstd_N}, [&] {
+    y = empty_like(x);
+    rstd_N = Tensor::empty({flat_row_count(x)}, accumulator_dtype(x.dtype()));
+    dispatch_float(x.dtype(), [&]<class T>() {
+      rms_norm_forward<T>(launch(), flat_rows(read<T>(x).view()), read<T>(w),
+                          static_cast<float>(eps),
+                          flat_rows(write<T>(y).view()),
+                          write<Accumulator<T>>(rstd_N));
+    });
   });
   if (auto* n = push<RmsNormNode>("rms_norm", {&x_in}, {&y}, {&w_D})) {
     n->w_D = ParameterUse(w_D);

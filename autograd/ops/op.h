@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autograd/anomaly_recorder.h"
+#include "autograd/checkpoint.h"
 #include "autograd/gradients.h"
 #include "autograd/tape.h"
 #include "kernels/kernel.h"

@@ -35,17 +35,20 @@ Tensor run(const Tensor& x_in, const Tensor& offsets) {
   const Shape shape = internal::checked(shape_rules::swiglu(x_in.shape()));
   const Tensor x = internal::rows_or_copy(x_in);
   const int64_t f = shape[1];
-  Tensor y = offsets ? internal::empty_routed(shape, x.dtype())
-                     : Tensor::empty(shape, x.dtype());
-  dispatch_float(x.dtype(), [&]<class T>() {
-    const auto in = read<T>(x);
-    swiglu_forward<T>(
-        launch(), in.view().slice(1, 0, f), in.view().slice(1, f, 2 * f),
-        write<T>(y),
-        offsets ? read<int32_t>(offsets).view() : View<const int32_t>());
+  const char* op = offsets ? "routed_swiglu" : "swiglu";
+  Tensor y;
+  internal::make_outputs(op, {&y}, [&] {
+    y = offsets ? internal::empty_routed(shape, x.dtype())
+                : Tensor::empty(shape, x.dtype());
+    dispatch_float(x.dtype(), [&]<class T>() {
+      const auto in = read<T>(x);
+      swiglu_forward<T>(
+          launch(), in.view().slice(1, 0, f), in.view().slice(1, f, 2 * f),
+          write<T>(y),
+          offsets ? read<int32_t>(offsets).view() : View<const int32_t>());
+    });
   });
-  if (auto* n = push<SwigluNode>(offsets ? "routed_swiglu" : "swiglu", {&x_in},
-                                 {&y})) {
+  if (auto* n = push<SwigluNode>(op, {&x_in}, {&y})) {
     n->x_T2F.save(x);
     n->offsets = offsets;
   }

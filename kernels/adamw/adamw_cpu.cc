@@ -29,6 +29,7 @@ void update(int64_t n, Factors<A> f, A* param, const A* grad, A* m, A* v) {
 template <class A>
 void adamw(Launch l, View<A> param, View<const A> grad, View<A> m, View<A> v,
            const AdamWOptions& o) {
+  if (l.dry) return;
   CHECK(grad.shape == param.shape && m.shape == param.shape &&
         v.shape == param.shape && param.contiguous() && grad.contiguous() &&
         m.contiguous() && v.contiguous())

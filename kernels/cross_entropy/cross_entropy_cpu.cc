@@ -45,6 +45,7 @@ void cross_entropy_forward(Launch l, View<const T> logits,
                            View<const int32_t> labels,
                            View<Accumulator<T>> loss,
                            View<Accumulator<T>> lse) {
+  if (l.dry) return;
   check(logits, labels, loss, lse);
   const int64_t vocabulary = logits.size(1);
   const auto rows = [&](int64_t begin, int64_t end) {
@@ -65,6 +66,7 @@ void cross_entropy_backward(Launch l, View<T> logits,
                             View<const int32_t> labels,
                             View<const Accumulator<T>> lse,
                             View<const Accumulator<T>> weight) {
+  if (l.dry) return;
   check(logits, labels, lse, weight);
   using A = Accumulator<T>;
   const int64_t vocabulary = logits.size(1);

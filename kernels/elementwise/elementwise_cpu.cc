@@ -124,6 +124,7 @@ void map(const char* op, Launch l, F f, View<T>... view) {
 
 template <class T>
 void add(Launch l, View<const T> a, View<const T> b, View<T> y) {
+  if (l.dry) return;
   map(
       "add", l,
       [](const T& a, const T& b, T& y) { store(y, load(a) + load(b)); }, a, b,
@@ -132,6 +133,7 @@ void add(Launch l, View<const T> a, View<const T> b, View<T> y) {
 
 template <class T>
 void mul(Launch l, View<const T> a, View<const T> b, View<T> y) {
+  if (l.dry) return;
   map(
       "mul", l,
       [](const T& a, const T& b, T& y) { store(y, load(a) * load(b)); }, a, b,
@@ -140,6 +142,7 @@ void mul(Launch l, View<const T> a, View<const T> b, View<T> y) {
 
 template <class T>
 void accumulate(Launch l, View<const T> x, View<T> y) {
+  if (l.dry) return;
   map(
       "accumulate", l, [](const T& x, T& y) { store(y, load(y) + load(x)); }, x,
       y);
@@ -147,6 +150,7 @@ void accumulate(Launch l, View<const T> x, View<T> y) {
 
 template <class X, class Y>
 void axpy(Launch l, double alpha, View<const X> x, View<Y> y) {
+  if (l.dry) return;
   using A = Accumulator<Y>;
   map(
       "axpy", l,
@@ -158,6 +162,7 @@ void axpy(Launch l, double alpha, View<const X> x, View<Y> y) {
 
 template <class T>
 void scale(Launch l, double alpha, View<const T> x, View<T> y) {
+  if (l.dry) return;
   map(
       "scale", l,
       [alpha = static_cast<Accumulator<T>>(alpha)](const T& x, T& y) {
@@ -168,6 +173,7 @@ void scale(Launch l, double alpha, View<const T> x, View<T> y) {
 
 template <class A, class B>
 void cast(Launch l, View<const A> x, View<B> y) {
+  if (l.dry) return;
   if constexpr (std::is_integral_v<A>) {
     map(
         "cast", l, [](const A& x, B& y) { y = static_cast<B>(x); }, x, y);
@@ -183,6 +189,7 @@ void cast(Launch l, View<const A> x, View<B> y) {
 
 template <class T>
 void copy(Launch l, View<const T> x, View<T> y) {
+  if (l.dry) return;
   if constexpr (std::is_same_v<T, bf16>) {
     map(
         "copy", l, [](const T& x, T& y) { y.bits = x.bits; }, x, y);
@@ -194,6 +201,7 @@ void copy(Launch l, View<const T> x, View<T> y) {
 
 template <class T>
 void fill(Launch l, double value, View<T> y) {
+  if (l.dry) return;
   if constexpr (std::is_same_v<T, bf16>) {
     const uint16_t bits = bf16(static_cast<float>(value)).bits;
     map(
@@ -207,6 +215,7 @@ void fill(Launch l, double value, View<T> y) {
 
 template <class T>
 void sum(Launch l, View<const T> x, View<Accumulator<T>> y) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   CHECK_EQ(y.elements(), 1) << "[sum] y is " << describe(y);
   std::array<A, kSumChunks> partial{};

@@ -28,6 +28,7 @@ void check(const char* op, const View<const int32_t>& ids, const View<X>& table,
 template <class T>
 void embedding_forward(Launch l, View<const int32_t> ids_T,
                        View<const T> table_VD, View<T> y_TD) {
+  if (l.dry) return;
   check("embedding_forward", ids_T, table_VD, y_TD);
   const int64_t d = table_VD.size(1);
   l.threads->parallel_for(
@@ -42,6 +43,7 @@ template <class T>
 void embedding_backward(Launch l, View<const int32_t> ids_T,
                         View<const T> dy_TD, View<Accumulator<T>> dtable_VD,
                         int64_t padding_id) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("embedding_backward", ids_T, dtable_VD, dy_TD);
   // Each column is one thread's, which walks the tokens in order: two tokens of

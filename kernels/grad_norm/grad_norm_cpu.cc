@@ -27,6 +27,7 @@ void check(const View<const A>& x) {
 
 template <class A>
 double squared_norm(Launch l, View<const A> x) {
+  if (l.dry) return 0;
   check(x);
   std::array<double, kMaxChunks> partial{};
   const int64_t n = x.elements(), grain = chunk_length(n);
@@ -47,6 +48,7 @@ double squared_norm(Launch l, View<const A> x) {
 
 template <class A>
 bool all_finite(Launch l, View<const A> x) {
+  if (l.dry) return true;
   check(x);
   std::array<bool, kMaxChunks> bad{};
   const int64_t n = x.elements(), grain = chunk_length(n);

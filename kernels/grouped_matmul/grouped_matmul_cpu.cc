@@ -85,6 +85,7 @@ void rows_times_weights(Launch l, const View<const T>& x,
 template <class T>
 void grouped_matmul_forward(Launch l, View<const T> x_RD, View<const T> w_EFD,
                             View<const int32_t> offsets, View<T> y_RF) {
+  if (l.dry) return;
   check("grouped_matmul_forward", x_RD, y_RF, w_EFD, offsets);
   rows_times_weights(l, x_RD, w_EFD, /*transpose=*/true, offsets, y_RF);
 }
@@ -92,6 +93,7 @@ void grouped_matmul_forward(Launch l, View<const T> x_RD, View<const T> w_EFD,
 template <class T>
 void grouped_matmul_dgrad(Launch l, View<const T> dy_RF, View<const T> w_EFD,
                           View<const int32_t> offsets, View<T> dx_RD) {
+  if (l.dry) return;
   check("grouped_matmul_dgrad", dx_RD, dy_RF, w_EFD, offsets);
   rows_times_weights(l, dy_RF, w_EFD, /*transpose=*/false, offsets, dx_RD);
 }
@@ -99,6 +101,7 @@ void grouped_matmul_dgrad(Launch l, View<const T> dy_RF, View<const T> w_EFD,
 template <class T, class G>
 void grouped_matmul_wgrad(Launch l, View<const T> dy_RF, View<const T> x_RD,
                           View<const int32_t> offsets, View<G> dw_EFD) {
+  if (l.dry) return;
   check("grouped_matmul_wgrad", x_RD, dy_RF, dw_EFD, offsets);
   const int64_t f = dw_EFD.size(1), d = dw_EFD.size(2);
   const int64_t tiles_d = ceil_div(d, kTileColumns);

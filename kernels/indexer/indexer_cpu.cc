@@ -72,6 +72,7 @@ template <class T>
 void indexer_scores(Launch l, View<const T> q_THD, View<const T> k_SD,
                     View<const Accumulator<T>> w_TH, KeyRange range,
                     double scale, View<Accumulator<T>> scores_TS) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   const Indexer<T> indexer{q_THD, k_SD, w_TH, range, A(scale)};
   indexer.check("indexer_scores");
@@ -100,6 +101,7 @@ void indexer_select(Launch l, View<const T> q_THD, View<const T> k_SD,
                     View<const Accumulator<T>> w_TH, KeyRange range,
                     double scale, int selected, View<int32_t> ids_TK,
                     std::byte* workspace) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   const Indexer<T> indexer{q_THD, k_SD, w_TH, range, A(scale)};
   indexer.check("indexer_select");

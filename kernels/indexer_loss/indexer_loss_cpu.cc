@@ -210,6 +210,7 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
                           View<Accumulator<T>> loss_T,
                           View<Accumulator<T>> dscore_TK,
                           View<Accumulator<T>> target_TK) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check_indexer<T>("indexer_loss", qI_THD, kI_SD, w_TH, ids_TK, dscore_TK);
   const int64_t tokens = qI_THD.size(0), slots = ids_TK.size(1);
@@ -261,6 +262,7 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
 template <class A>
 void indexer_kl(Launch l, View<const A> scores_TK, View<const A> target_TK,
                 View<const int32_t> ids_TK, View<A> loss_T, View<A> dscore_TK) {
+  if (l.dry) return;
   CHECK(ids_TK.rank() == 2 && scores_TK.shape == ids_TK.shape &&
         target_TK.shape == ids_TK.shape && dscore_TK.shape == ids_TK.shape &&
         (loss_T.shape == Shape{ids_TK.size(0)}) &&
@@ -296,6 +298,7 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
                            View<const int32_t> inverse_offsets_S1,
                            View<const int32_t> inverse_entries, View<T> dqI_THD,
                            View<T> dkI_SD, View<Accumulator<T>> dw_TH) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check_indexer<T>("indexer_loss", qI_THD, kI_SD, w_TH, ids_TK, dscore_TK);
   const int64_t tokens = qI_THD.size(0), keys = kI_SD.size(0);

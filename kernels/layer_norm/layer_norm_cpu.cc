@@ -27,6 +27,7 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
                         View<const T> b_D, float eps, View<T> y_ND,
                         View<Accumulator<T>> mean_N,
                         View<Accumulator<T>> rstd_N) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("layer_norm_forward", x_ND, y_ND, w_D.elements(), mean_N, rstd_N);
   CHECK_EQ(b_D.elements(), w_D.elements()) << "[layer_norm_forward] b";
@@ -58,6 +59,7 @@ template <class T>
 void layer_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
                          View<const T> w_D, View<const Accumulator<T>> mean_N,
                          View<const Accumulator<T>> rstd_N, View<T> dx_ND) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("layer_norm_backward", x_ND, dy_ND, w_D.elements(), mean_N, rstd_N);
   check("layer_norm_backward", x_ND, dx_ND, w_D.elements(), mean_N, rstd_N);
@@ -94,6 +96,7 @@ void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
                                 View<const Accumulator<T>> rstd_N,
                                 View<Accumulator<T>> dw_D,
                                 View<Accumulator<T>> db_D) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("layer_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), mean_N,
         rstd_N);

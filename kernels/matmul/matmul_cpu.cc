@@ -69,6 +69,7 @@ MatmulTiles matmul_tiles(int64_t batch, int64_t m, int64_t n) {
 template <class T, class C>
 void matmul(Launch l, View<const T> a, View<const T> b, View<C> c,
             MatmulOptions options) {
+  if (l.dry) return;
   const Sizes sizes = check(a, b, c, options);
   a = batched(a);
   b = batched(b);

@@ -119,6 +119,7 @@ Cost muon_orthogonalize_cost(const Shape& update, int iterations) {
 template <class A>
 void muon_momentum(Launch l, View<const A> grad, View<A> momentum, double beta,
                    bool nesterov, View<A> update, double gradient_scale) {
+  if (l.dry) return;
   check_same<A>(grad, momentum, "gradient and momentum");
   check_same<A>(grad, update, "gradient and update");
   l.threads->parallel_for(
@@ -132,6 +133,7 @@ void muon_momentum(Launch l, View<const A> grad, View<A> momentum, double beta,
 template <class A>
 void muon_orthogonalize(Launch l, View<A> update, View<A> workspace,
                         int iterations) {
+  if (l.dry) return;
   const Shape& shape = update.shape;
   CHECK((shape.rank() == 2 || shape.rank() == 3) && update.contiguous())
       << "[muon] needs a contiguous matrix or batch of them: update is "
@@ -161,6 +163,7 @@ void muon_orthogonalize(Launch l, View<A> update, View<A> workspace,
 template <class A>
 void muon_apply(Launch l, View<const A> update, double lr_scaled,
                 double weight_decay, double lr, View<A> param) {
+  if (l.dry) return;
   check_same<A>(update, param, "update and parameter");
   l.threads->parallel_for(
       param.elements(), rows_per_chunk(1), [&](int64_t begin, int64_t end) {

@@ -25,6 +25,7 @@ void check(const char* op, const View<const T>& x, const View<U>& rows,
 template <class T>
 void rms_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
                       float eps, View<T> y_ND, View<Accumulator<T>> rstd_N) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("rms_norm_forward", x_ND, y_ND, w_D.elements(), rstd_N);
   const int64_t d = x_ND.size(1);
@@ -51,6 +52,7 @@ template <class T>
 void rms_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
                        View<const T> w_D, View<const Accumulator<T>> rstd_N,
                        View<T> dx_ND) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("rms_norm_backward", x_ND, dy_ND, w_D.elements(), rstd_N);
   check("rms_norm_backward", x_ND, dx_ND, w_D.elements(), rstd_N);
@@ -79,6 +81,7 @@ template <class T>
 void rms_norm_backward_weight(Launch l, View<const T> dy_ND, View<const T> x_ND,
                               View<const Accumulator<T>> rstd_N,
                               View<Accumulator<T>> dw_D) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("rms_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), rstd_N);
   // Each column is one thread's, which adds the rows in order.

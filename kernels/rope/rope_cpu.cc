@@ -41,6 +41,7 @@ void for_each_head(Launch l, const View<const T>& in, const View<T>& out,
 void rope_table(Launch l, View<const int32_t> positions_T,
                 const std::vector<double>& inverse_frequencies, double factor,
                 View<float> cos_TR2, View<float> sin_TR2) {
+  if (l.dry) return;
   const int64_t half = static_cast<int64_t>(inverse_frequencies.size());
   CHECK(positions_T.rank() == 1 && sin_TR2.shape == cos_TR2.shape &&
         (cos_TR2.shape == Shape{positions_T.size(0), half}))
@@ -65,6 +66,7 @@ void rope_table(Launch l, View<const int32_t> positions_T,
 template <class T>
 void rope_forward(Launch l, View<const T> x_THR, View<const float> cos_TR2,
                   View<const float> sin_TR2, bool interleaved, View<T> y_THR) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("rope_forward", x_THR, cos_TR2, sin_TR2, y_THR);
   const int64_t half = cos_TR2.size(1);
@@ -90,6 +92,7 @@ template <class T>
 void rope_backward(Launch l, View<const T> dy_THR, View<const float> cos_TR2,
                    View<const float> sin_TR2, bool interleaved,
                    View<T> dx_THR) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("rope_backward", dy_THR, cos_TR2, sin_TR2, dx_THR);
   const int64_t half = cos_TR2.size(1);

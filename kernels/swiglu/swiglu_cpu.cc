@@ -28,6 +28,7 @@ int64_t row_count(const char* op, int64_t capacity,
 template <class T>
 void swiglu_forward(Launch l, View<const T> gate, View<const T> up, View<T> y,
                     View<const int32_t> rows) {
+  if (l.dry) return;
   check("swiglu_forward", gate, up, y);
   const int64_t f = gate.size(1);
   l.threads->parallel_for(row_count("swiglu_forward", gate.size(0), rows),
@@ -49,6 +50,7 @@ template <class T>
 void swiglu_backward(Launch l, View<const T> dy, View<const T> gate,
                      View<const T> up, View<T> dgate, View<T> dup,
                      View<const int32_t> rows) {
+  if (l.dry) return;
   using A = Accumulator<T>;
   check("swiglu_backward", dy, gate, up, dgate, dup);
   const int64_t f = gate.size(1);

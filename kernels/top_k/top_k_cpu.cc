@@ -93,6 +93,7 @@ void top_k_row(const S* scores, int64_t begin, int64_t end, int64_t k,
 template <class S>
 void top_k(Launch l, View<const S> scores_NS, KeyRange range, int k,
            View<int32_t> ids_NK) {
+  if (l.dry) return;
   CHECK(scores_NS.rank() == 2 && ids_NK.rank() == 2 && k >= 0 &&
         scores_NS.size(0) == ids_NK.size(0) && ids_NK.size(1) == k &&
         dense_rows(scores_NS) && dense_rows(ids_NK))

@@ -177,9 +177,10 @@ Result run(const Drawn& drawn, const std::vector<HostBatch>& batches,
       add("balance", log.balance_loss);
       add("z", log.z_loss);
       add("indexer", log.indexer_loss);
-      if (!log.expert_counts_E) continue;
-      for (const int64_t c : log.expert_counts_E.to_vector<int64_t>()) {
-        out.values[of + "counts"].push_back(static_cast<float>(c));
+      for (const Tensor& counts_E : log.expert_counts_E) {
+        for (const int64_t c : counts_E.to_vector<int64_t>()) {
+          out.values[of + "counts"].push_back(static_cast<float>(c));
+        }
       }
     }
   };

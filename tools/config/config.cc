@@ -308,19 +308,6 @@ absl::Status check_implemented(const Config& c) {
     return refuse(c, "device", c.device,
                   "this build runs on the CPU alone; set it to \"cpu\"");
   }
-  if (c.recompute.policy == "keep") {
-    return refuse(c, "recompute.policy", c.recompute.policy,
-                  "keeping single operations is not built yet; use none, full, "
-                  "every_n or ratio");
-  }
-  if (c.offload.activations) {
-    return refuse(c, "offload.activations", "true",
-                  "offload is not built yet; set it to false");
-  }
-  if (c.offload.ids) {
-    return refuse(c, "offload.ids", "true",
-                  "offload is not built yet; set it to false");
-  }
   if (c.pipeline.ranks > 1) {
     return refuse(c, "pipeline.ranks", std::to_string(c.pipeline.ranks),
                   "pipelines are not built yet; set it to 1");

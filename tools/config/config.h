@@ -92,6 +92,7 @@ struct RecomputeSettings {
   int64_t every = 1;
   double ratio = 1.0;
   std::vector<std::string> keep;
+  bool drop_norms = false;
 };
 
 struct OffloadSettings {
@@ -99,6 +100,7 @@ struct OffloadSettings {
   bool ids = false;
   bool strict = false;
   int64_t pinned_cap_mib = 0;
+  int64_t warmup_steps = 0;
 };
 
 struct PipelineSettings {

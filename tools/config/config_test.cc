@@ -220,12 +220,6 @@ TEST_F(ConfigTest, WhatIsNotBuiltIsRefused) {
     const char* set;
     const char* error;
   } cases[] = {
-      {"recompute.policy=keep",
-       "--set: recompute.policy = keep: keeping single operations is not built "
-       "yet; use none, full, every_n or ratio"},
-      {"offload.activations=true",
-       "--set: offload.activations = true: offload is not built yet"},
-      {"offload.ids=true", "--set: offload.ids = true: offload is not"},
       {"pipeline.ranks=2", "--set: pipeline.ranks = 2: pipelines are not"},
       {"pipeline.chunks=2", "--set: pipeline.chunks = 2: pipelines are not"},
       {"device=cuda", "--set: device = cuda: this build runs on the CPU"},

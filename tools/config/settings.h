@@ -142,14 +142,21 @@ void visit_settings(C& c, F&& f) {
     "share of layers recomputed under ratio");
   f("recompute.keep", c.recompute.keep, any(),
     "operations whose outputs are kept under keep");
+  f("recompute.drop_norms", c.recompute.drop_norms, any(),
+    "outputs of norms are made again in the backward pass of layers that are "
+    "not recomputed");
 
   f("offload.activations", c.offload.activations, any(),
-    "saved activations go to pinned host memory");
-  f("offload.ids", c.offload.ids, any(), "DSA selections go there too");
+    "inputs of layers wait for their backward pass in pinned host memory");
+  f("offload.ids", c.offload.ids, any(), "DSA selections wait there too");
   f("offload.strict", c.offload.strict, any(),
-    "an unplanned reload is an error");
+    "an unplanned reload, or bytes moved that differ from the plan, are an "
+    "error");
   f("offload.pinned_cap_mib", c.offload.pinned_cap_mib, at_least(0),
     "limit of pinned memory in MiB; 0: none");
+  f("offload.warmup_steps", c.offload.warmup_steps, at_least(0),
+    "steps after which only copies that hide behind the work are made, as "
+    "measured by then, at least 2; 0: all are made");
 
   f("pipeline.schedule", c.pipeline.schedule, any(), "name of a schedule");
   f("pipeline.ranks", c.pipeline.ranks, at_least(1), "pipeline ranks");

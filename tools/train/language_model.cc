@@ -52,6 +52,9 @@ class MlaLanguageModel : public LanguageModel {
     return moe && moe->router.bias ? &*moe->router.bias : nullptr;
   }
 
+  std::vector<LayerCall> layer_calls(int64_t tokens) const override {
+    return model_.layer_calls(tokens);
+  }
   void prepare(Context& ctx) const override { model_.prepare(ctx); }
   LanguageModelLoss loss(const Batch& batch, Context& ctx) const override {
     return model_.loss(batch, ctx);
@@ -97,6 +100,9 @@ class GqaLanguageModel : public LanguageModel {
   }
   Buffer* router_bias(int) override { return nullptr; }
 
+  std::vector<LayerCall> layer_calls(int64_t tokens) const override {
+    return model_.layer_calls(tokens);
+  }
   void prepare(Context& ctx) const override { model_.prepare(ctx); }
   LanguageModelLoss loss(const Batch& batch, Context& ctx) const override {
     return model_.loss(batch, ctx);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "autograd/memory_plan.h"
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/latent_attention.h"
@@ -57,6 +58,8 @@ class LanguageModel {
   // The bias of the router that reports as `layer`; null if it has none.
   virtual Buffer* router_bias(int layer) = 0;
 
+  // What the layers of a pass over `tokens` tokens could offload.
+  virtual std::vector<LayerCall> layer_calls(int64_t tokens) const = 0;
   virtual void prepare(Context& ctx) const = 0;
   virtual LanguageModelLoss loss(const Batch& batch, Context& ctx) const = 0;
   virtual Tensor logits(const Tensor& ids_T, Context& ctx) const = 0;

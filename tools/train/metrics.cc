@@ -53,9 +53,9 @@ Json to_json(const StepRecord& r) {
   json["tokens_per_s"] = r.tokens_per_s;
   json["step_ms"] = r.step_ms;
   json["pool_peak_bytes"] = r.pool_peak_bytes;
-  json["pinned_bytes"] = 0;
-  json["offload_bytes"] = 0;
-  json["offload_exposed_ms"] = 0.0;
+  json["pinned_bytes"] = r.pinned_bytes;
+  json["offload_bytes"] = r.offload_bytes;
+  json["offload_exposed_ms"] = r.offload_exposed_ms;
   json["replays"] = r.replays;
   json["rss_peak_bytes"] = r.rss_peak_bytes;
   json["bubble_measured"] = nullptr;

@@ -22,6 +22,9 @@ struct StepRecord {
   int64_t tokens = 0;  // consumed since the run began
   double tokens_per_s = 0, step_ms = 0;
   int64_t pool_peak_bytes = 0, rss_peak_bytes = 0;
+  int64_t pinned_bytes = 0;           // host memory for copies
+  int64_t offload_bytes = 0;          // copied to the host in this step
+  double offload_exposed_ms = 0;      // of the step, spent in copies
   int64_t replays = 0;                // of checkpointed layers in this step
   int64_t skipped = 0;                // steps not applied since the run began
   std::string grad_hash, param_hash;  // empty: not computed at this step

@@ -86,6 +86,7 @@ absl::Status Run::check_finite(const StepRecord& record) {
                                       "step ", record.step, ": ",
                                       to_string(*trainer_->anomaly()))));
   }
+  RETURN_IF_ERROR(ending(kExitOutOfMemory, trainer_->offload_status()));
   if (!trainer_->last_skipped()) return absl::OkStatus();
   folder_->say(absl::StrCat("step ", record.step,
                             " skipped: loss or gradient is not finite"));

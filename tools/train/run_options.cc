@@ -1,10 +1,13 @@
 #include "tools/train/run_options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "autograd/ops.h"
 #include "models/config_reader.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
@@ -41,6 +44,30 @@ absl::Status check_settings(const Config& c) {
     return absl::InvalidArgumentError(
         absl::StrCat(rate.message(), "; change schedule.* or optimizer.lr"));
   }
+  const std::vector<std::string>& known = keepable_ops();
+  for (const std::string& op : c.recompute.keep) {
+    if (std::find(known.begin(), known.end(), op) == known.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("recompute.keep names '", op, "'; it may name ",
+                       absl::StrJoin(known, ", ")));
+    }
+  }
+  if (c.recompute.policy == "keep" && c.recompute.keep.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "recompute.policy = keep, but recompute.keep names no operation; give "
+        "some of ",
+        absl::StrJoin(known, ", "), ", or set the policy to full"));
+  }
+  if (c.recompute.policy != "keep" && !c.recompute.keep.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("recompute.keep has no effect under recompute.policy = ",
+                     c.recompute.policy, "; set the policy to keep"));
+  }
+  if (c.offload.warmup_steps == 1) {
+    return absl::InvalidArgumentError(
+        "offload.warmup_steps = 1: the first step is not typical; set it to 2 "
+        "or more, or to 0");
+  }
   return absl::OkStatus();
 }
 
@@ -70,6 +97,11 @@ TrainerOptions trainer_options(const Config& c) {
   o.optimizer.max_norm = c.train.max_norm;
   o.learning_rate = learning_rate(c);
   o.anomaly = c.debug.anomaly;
+  o.keep = c.recompute.keep;
+  o.drop_norms = c.recompute.drop_norms;
+  o.offload = {c.offload.activations, c.offload.ids, {}};
+  o.strict_offload = c.offload.strict;
+  o.offload_warmup_steps = c.offload.warmup_steps;
   return o;
 }
 
@@ -82,7 +114,7 @@ std::vector<bool> recomputed_layers(const Config& c, int layers) {
       return static_cast<int64_t>(std::floor(n * c.recompute.ratio + 1e-9));
     };
     out[static_cast<size_t>(i)] =
-        policy == "full" ||
+        policy == "full" || policy == "keep" ||
         (policy == "every_n" && (i + 1) % c.recompute.every == 0) ||
         (policy == "ratio" && share(i + 1) > share(i));
   }

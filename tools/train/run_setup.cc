@@ -23,6 +23,7 @@ void Run::set_up_device() {
   Device::current().set_threads(
       static_cast<int>(std::max<int64_t>(1, threads)));
   Device::current().pool().set_poison(c_.debug.nan_poison);
+  Device::current().pinned().set_cap(c_.offload.pinned_cap_mib << 20);
   set_profile(c_.debug.trace     ? ProfileMode::kTrace
               : c_.debug.profile ? ProfileMode::kCount
                                  : ProfileMode::kOff);

@@ -83,8 +83,13 @@ StepRecord Trainer::step(bool hash) {
   StepRecord record;
   record.step = step_;
   const int64_t replays = checkpoint_counters().replays;
+  const OffloadCounters moved = offload_counters_;
   for (const HostBatch& batch : batches) run_micro_batch(batch, n, record);
   record.replays = checkpoint_counters().replays - replays;
+  record.offload_bytes = offload_counters_.copied_bytes - moved.copied_bytes;
+  record.offload_exposed_ms =
+      1000 * (offload_counters_.exposed_seconds - moved.exposed_seconds);
+  record.pinned_bytes = Device::current().pinned().stats().bytes;
   record.loss = record.lm_loss + record.mtp_loss + record.balance_loss +
                 record.z_loss + record.indexer_loss;
   tokens_ += n.tokens;
@@ -109,6 +114,16 @@ void Trainer::run_micro_batch(const HostBatch& host, const Denominators& n,
   Context ctx;
   ctx.sequence = Sequence::packed(host.cu_seqlens);
   ctx.recompute = options_.recompute;
+  ctx.keep = options_.keep;
+  ctx.drop_norms = options_.drop_norms;
+  std::optional<OffloadGraph> offload;
+  if (options_.offload.activations || options_.offload.ids) {
+    offload.emplace(
+        plan_windows(model_.layer_calls(static_cast<int64_t>(host.ids.size())),
+                     options_.offload),
+        options_.strict_offload);
+    ctx.offload = &*offload;
+  }
   const double share =
       static_cast<double>(host.ids.size()) / static_cast<double>(n.tokens);
   ctx.weights = {
@@ -130,8 +145,20 @@ void Trainer::run_micro_batch(const HostBatch& host, const Denominators& n,
     const ProfileRange backward(Range::kBackward);
     tape.backward(loss.total, grads_);
   }
+  if (offload) finish_offload(*offload);
   if (anomaly && anomaly->first() && !anomaly_) anomaly_ = anomaly->first();
   add_statistics(ctx, record);
+}
+
+void Trainer::finish_offload(const OffloadGraph& graph) {
+  offload_counters_ += graph.counters();
+  if (offload_status_.ok()) offload_status_ = graph.status();
+  if (step_ > options_.offload_warmup_steps) return;
+  // The first pass touches memory for the first time.
+  if (step_ > 1) offload_timing_.add(graph);
+  if (step_ == options_.offload_warmup_steps) {
+    options_.offload.layers = offload_timing_.layers_that_hide(graph.plan());
+  }
 }
 
 void Trainer::add_statistics(const Context& ctx, StepRecord& record) {
@@ -139,11 +166,12 @@ void Trainer::add_statistics(const Context& ctx, StepRecord& record) {
     record.balance_loss += ctx.weights.balance * sum_of(of.balance_loss);
     record.z_loss += ctx.weights.z * sum_of(of.z_loss);
     record.indexer_loss += sum_of(of.indexer_loss);  // weighted per row
-    if (!of.expert_counts_E) continue;
-    const std::vector<int64_t> counts = of.expert_counts_E.to_vector<int64_t>();
-    std::vector<int64_t>& sum = expert_counts_[layer];
-    sum.resize(counts.size());
-    for (size_t e = 0; e < counts.size(); ++e) sum[e] += counts[e];
+    for (const Tensor& counts_E : of.expert_counts_E) {
+      const std::vector<int64_t> counts = counts_E.to_vector<int64_t>();
+      std::vector<int64_t>& sum = expert_counts_[layer];
+      sum.resize(counts.size());
+      for (size_t e = 0; e < counts.size(); ++e) sum[e] += counts[e];
+    }
   }
 }
 

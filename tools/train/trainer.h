@@ -22,12 +22,15 @@
 #include "autograd/anomaly.h"
 #include "autograd/gradients.h"
 #include "autograd/learning_rate.h"
+#include "autograd/memory_plan.h"
+#include "autograd/offload.h"
 #include "autograd/optimizer.h"
 #include "dist/snapshot.h"
 #include "models/batch.h"
 #include "tools/train/host_tensors.h"
 #include "tools/train/language_model.h"
 #include "tools/train/metrics.h"
+#include "tools/train/offload_timing.h"
 
 namespace tapeline {
 
@@ -45,8 +48,13 @@ struct TrainerOptions {
   LossOptions loss;
   OptimizerOptions optimizer;
   LearningRate learning_rate;
-  bool anomaly = false;         // look for the first value that is not finite
-  std::vector<bool> recompute;  // per global layer; empty: none
+  bool anomaly = false;           // look for the first value that is not finite
+  std::vector<bool> recompute;    // per global layer; empty: none
+  std::vector<std::string> keep;  // ops whose outputs recomputed layers keep
+  bool drop_norms = false;
+  OffloadChoice offload;
+  bool strict_offload = false;
+  int64_t offload_warmup_steps = 0;  // then only copies that hide; 0: all
 };
 
 // A step's micro-batch, a pure function of its numbers; steps count from 1.
@@ -63,6 +71,10 @@ class Trainer {
   StepRecord step(bool hash);
   // What made the last step's numbers not finite, under options.anomaly.
   const std::optional<Anomaly>& anomaly() const { return anomaly_; }
+  // Under options.strict_offload: the first difference from the plan.
+  const absl::Status& offload_status() const { return offload_status_; }
+  const OffloadCounters& offload_counters() const { return offload_counters_; }
+  const OffloadChoice& offload_choice() const { return options_.offload; }
 
   int64_t steps_done() const { return step_; }
   bool last_skipped() const { return last_skipped_; }
@@ -84,6 +96,7 @@ class Trainer {
  private:
   void run_micro_batch(const HostBatch& host, const Denominators& n,
                        StepRecord& record);
+  void finish_offload(const OffloadGraph& graph);
   void add_statistics(const Context& ctx, StepRecord& record);
   void update_router_biases();
 
@@ -95,6 +108,9 @@ class Trainer {
   ParameterGradients grads_;
   std::map<int, std::vector<int64_t>> expert_counts_;
   std::optional<Anomaly> anomaly_;
+  OffloadCounters offload_counters_;  // since the trainer was made
+  OffloadTiming offload_timing_;
+  absl::Status offload_status_;
   int64_t step_ = 0, tokens_ = 0;
   bool last_skipped_ = false;
 };

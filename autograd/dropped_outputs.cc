@@ -1,0 +1,35 @@
+#include "autograd/dropped_outputs.h"
+
+#include <memory>
+
+#include "autograd/checkpoint.h"
+#include "autograd/tape_state.h"
+
+namespace tapeline {
+
+DroppedOutputs::DroppedOutputs(bool on)
+    : on_(on && grad_mode() == GradMode::kOn &&
+          internal::current_tape() != nullptr && phase() == Phase::kOriginal) {}
+
+DroppedOutputs::~DroppedOutputs() {
+  for (Output& output : outputs_) {
+    // Nobody saved what only this scope still holds.
+    if (output.storage.unique()) continue;
+    output.storage->drop(std::move(output.refill));
+  }
+}
+
+void DroppedOutputs::add(Function fn, const Tensor& x, const Tensor& y) {
+  if (!on_ || y.tape == 0 || y.bytes() == 0) return;
+  CHECK(y.offset() == 0 && y.contiguous() && !(y.storage() == x.storage()))
+      << "only an output of its own is dropped, not " << y;
+  auto saved = std::make_shared<SavedTensor>();
+  saved->save(x);
+  outputs_.push_back({y.storage(), [fn = std::move(fn), saved] {
+                        const GradModeScope off(GradMode::kOff);
+                        const internal::FrameSuspended alone;
+                        return fn(saved->unpack()).storage();
+                      }});
+}
+
+}  // namespace tapeline

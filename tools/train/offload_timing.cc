@@ -1,0 +1,35 @@
+#include "tools/train/offload_timing.h"
+
+#include <cstddef>
+
+namespace tapeline {
+namespace {
+
+constexpr double kNew = 0.3;  // weight of the newest pass
+
+void average(double& mean, double value) {
+  mean = mean == 0 ? value : (1 - kNew) * mean + kNew * value;
+}
+
+}  // namespace
+
+void OffloadTiming::add(const OffloadGraph& graph) {
+  const OffloadCounters& c = graph.counters();
+  if (c.exposed_seconds > 0) {
+    average(rate_, static_cast<double>(c.copied_bytes + c.loaded_bytes) /
+                       c.exposed_seconds);
+  }
+  const std::vector<double>& closed = graph.closed_seconds();
+  closed_.resize(closed.size());
+  for (size_t i = 0; i < closed.size(); ++i) average(closed_[i], closed[i]);
+}
+
+std::vector<bool> OffloadTiming::layers_that_hide(
+    const std::vector<PlannedWindow>& windows) const {
+  if (rate_ == 0 || closed_.size() != windows.size() || windows.empty()) {
+    return {};
+  }
+  return tapeline::layers_that_hide(windows, closed_, rate_);
+}
+
+}  // namespace tapeline

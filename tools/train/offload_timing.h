@@ -1,0 +1,25 @@
+// What the first steps of a run tell about copies: how fast they are, and when
+// each window of a forward pass closes. Averages that forget: later passes
+// count more. From them the windows whose copies hide behind the work.
+#pragma once
+
+#include <vector>
+
+#include "autograd/memory_plan.h"
+#include "autograd/offload.h"
+
+namespace tapeline {
+
+class OffloadTiming {
+ public:
+  void add(const OffloadGraph& graph);
+  double bytes_per_second() const { return rate_; }
+  std::vector<bool> layers_that_hide(
+      const std::vector<PlannedWindow>& windows) const;
+
+ private:
+  double rate_ = 0;
+  std::vector<double> closed_;  // seconds from the first window's beginning
+};
+
+}  // namespace tapeline
