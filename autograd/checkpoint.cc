@@ -86,7 +86,7 @@ class CheckpointNode : public Node {
     }
     outputs.clear();
     replay_count.fetch_add(1, std::memory_order_relaxed);
-    Device::current().pool().note(MemoryEvent::kReplay, 0, Tag::kOther);
+    Device::current().pool().note(MemoryEvent::kReplay, {});
     const bool both = b.parts() == Parts::kBoth;
     std::vector<Tensor> gradients =
         both ? local_->backward(seeds, b.parameter_gradients())

@@ -19,6 +19,7 @@ constexpr size_t kChunkBytes = 1 << 16;
 constexpr size_t kKeptChunks = 1024;
 
 thread_local Tape::State* current = nullptr;
+thread_local int running_backward = 0;
 std::atomic<uint64_t> next_tape_id{1};
 
 // Chunks of finished tapes, for the next ones: a steady step asks the system
@@ -117,6 +118,8 @@ int64_t live_nodes() {
   }
   return nodes;
 }
+
+bool in_backward() { return running_backward > 0; }
 
 std::byte* Tape::State::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
@@ -315,8 +318,10 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
     Retain retain;
     Running(Tape::State& t, Retain r) : tape(t), retain(r) {
       tape.running = true;
+      ++running_backward;
     }
     ~Running() {
+      --running_backward;
       tape.slots.clear();
       tape.running = false;
       tape.consumed = retain == Retain::kNo;
@@ -394,6 +399,10 @@ void Tape::backward_weights(ParameterGradients& grads) {
       << "backward_weights of tape '" << tape.name
       << "' before its backward_inputs";
   GradModeScope off(GradMode::kOff);
+  struct Running {
+    Running() { ++running_backward; }
+    ~Running() { --running_backward; }
+  } const running;
   for (size_t i = tape.weight_stash.size(); i-- > 0;) {
     if (tape.weight_stash[i].empty()) continue;
     Node& node = *tape.nodes[i];

@@ -262,5 +262,7 @@ N* push_always(const char* name, std::span<const Tensor* const> inputs,
 
 // Nodes alive in the process, for leak tests.
 int64_t live_nodes();
+// Whether a tape of this thread runs backward, a replay's forward included.
+bool in_backward();
 
 }  // namespace tapeline

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "runtime/access.h"
+#include "runtime/device.h"
 #include "runtime/random.h"
 #include "runtime/status.h"
 
@@ -111,7 +112,7 @@ void initialize(const std::vector<NamedTensor>& tensors, DType dtype,
                 uint64_t seed, double normal_std) {
   for (const NamedTensor& t : tensors) {
     allocate(t, dtype);
-    if (t.parameter == nullptr) continue;
+    if (t.parameter == nullptr || Device::current().dry()) continue;
     const Initializer& init = t.parameter->initializer;
     std::vector<float> values(static_cast<size_t>(t.elements()),
                               static_cast<float>(init.value));

@@ -175,12 +175,13 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   }
   // Work queued on the old contents must still find them.
   if (s.poison && !s.dry && done(found.uses)) poison_block(block);
-  note(MemoryEvent::kAllocate, block.bytes, tag);
+  note(MemoryEvent::kAllocate, block);
   return block;
 }
 
 void Pool::free(Block block, const LastUses& uses) {
   if (block.data == nullptr) return;
+  note(MemoryEvent::kFree, block);
   State& s = *state_;
   const bool idle = done(uses);
   if (s.poison && !s.dry && idle) poison_block(block);
@@ -192,12 +193,11 @@ void Pool::free(Block block, const LastUses& uses) {
     // Nobody asks a stream that is gone.
     s.free[block.capacity].push_back({block.data, idle ? LastUses() : uses});
   }
-  note(MemoryEvent::kFree, block.bytes, block.tag);
 }
 
 void Pool::set_hook(MemoryHook hook) { state_->hook = std::move(hook); }
-void Pool::note(MemoryEvent event, size_t bytes, Tag tag) const {
-  if (state_->hook) state_->hook(event, static_cast<int64_t>(bytes), tag);
+void Pool::note(MemoryEvent event, const Block& block) const {
+  if (state_->hook) state_->hook(event, block);
 }
 
 PoolStats Pool::stats() const {

@@ -66,8 +66,7 @@ enum class MemoryEvent : uint8_t {
   kReplay,
 };
 std::string_view name_of(MemoryEvent event);
-using MemoryHook =
-    std::function<void(MemoryEvent event, int64_t bytes, Tag tag)>;
+using MemoryHook = std::function<void(MemoryEvent event, const Block& block)>;
 
 class Pool {
  public:
@@ -91,7 +90,7 @@ class Pool {
 
   // Called at every event by the thread that causes it, outside of any lock.
   void set_hook(MemoryHook hook);
-  void note(MemoryEvent event, size_t bytes, Tag tag) const;
+  void note(MemoryEvent event, const Block& block) const;
 
  private:
   struct State;

@@ -158,12 +158,13 @@ TEST(DryPool, CountsMemoryItDoesNotHave) {
 
 TEST_F(PoolTest, TheHookSeesEveryEvent) {
   std::vector<std::string> seen;
-  pool_.set_hook([&](MemoryEvent event, int64_t bytes, Tag tag) {
-    seen.push_back(std::string(name_of(event)) + " " + std::to_string(bytes) +
-                   " " + std::string(name_of(tag)));
+  pool_.set_hook([&](MemoryEvent event, const Block& block) {
+    seen.push_back(std::string(name_of(event)) + " " +
+                   std::to_string(block.bytes) + " " +
+                   std::string(name_of(block.tag)));
   });
   put(get(100));
-  pool_.note(MemoryEvent::kReplay, 0, Tag::kOther);
+  pool_.note(MemoryEvent::kReplay, {});
   pool_.set_hook(nullptr);
   put(get(100));
   EXPECT_EQ(seen, (std::vector<std::string>{"allocate 128 activation",

@@ -122,7 +122,7 @@ bool Storage::copy_out() {
 
 bool Storage::evict() {
   if (residency_ != Residency::kCopying || leases_ > 0) return false;
-  device_->pool().note(MemoryEvent::kEvict, bytes_, tag_);
+  device_->pool().note(MemoryEvent::kEvict, block_);
   return_block();
   residency_ = Residency::kHost;
   return true;
@@ -139,7 +139,6 @@ void Storage::load() {
   CHECK_EQ(slot_->generation, generation_)
       << "storage " << id_ << ": its pinned bytes were overwritten";
   Stream& stream = device_->copy_in();
-  device_->pool().note(MemoryEvent::kLoad, bytes_, tag_);
   if (!resident) {
     // The block is the compute stream's: the load follows what it last did.
     block_ = device_->pool().allocate(bytes_, tag_, &device_->compute());
@@ -147,6 +146,7 @@ void Storage::load() {
     if (holds(Edge::kLoadWaitsBlock)) wait_for(stream, last_use_);
     if (holds(Edge::kLoadWaitsCopyOut)) wait_for(stream, copied_);
   }
+  device_->pool().note(MemoryEvent::kLoad, block_);
   stream.copy(block_.data, slot_->data, bytes_);
   ready_ = stream.record();
   residency_ = Residency::kLoading;
@@ -156,7 +156,7 @@ void Storage::load() {
 void Storage::drop(std::function<StoragePtr()> refill) {
   CHECK(residency() == Residency::kResident) << name_of(residency_);
   CHECK_EQ(leases_, 0) << "storage " << id_ << " dropped while in use";
-  device_->pool().note(MemoryEvent::kDrop, bytes_, tag_);
+  device_->pool().note(MemoryEvent::kDrop, block_);
   return_block();
   refill_ = std::move(refill);
   residency_ = Residency::kDropped;
@@ -168,9 +168,9 @@ void Storage::refill() {
   const StoragePtr made = std::exchange(refill_, nullptr)();
   CHECK_EQ(made->bytes_, bytes_) << "a recompute made other bytes";
   CHECK(made.unique()) << "a recompute kept the bytes it made";
-  device_->pool().note(MemoryEvent::kRefill, bytes_, tag_);
   refilled.fetch_add(1);
   block_ = std::exchange(made->block_, {});
+  device_->pool().note(MemoryEvent::kRefill, block_);
   ready_ = made->ready_;
   last_use_ = made->last_use_;
   copied_ = {};

@@ -29,7 +29,6 @@ INSTANTIATE_TEST_SUITE_P(
             "UnknownVerb", {"trian"}, {"'trian'", "did you mean 'train'"}},
         UsageCase{"FarVerb", {"zzz"}, {"no verb 'zzz'"}},
         UsageCase{"Parity", {"parity"}, {"--model is missing"}},
-        UsageCase{"Plan", {"plan"}, {"'plan' is not available"}},
         UsageCase{"Schedule", {"schedule"}, {"'schedule' is not available"}},
         UsageCase{"Bench", {"bench"}, {"'bench' is not available"}},
         UsageCase{"Ckpt", {"ckpt", "inspect"}, {"tapeline ckpt inspect DIR"}},
@@ -89,7 +88,7 @@ TEST(Help, ListsOnlyWhatWorks) {
     EXPECT_EQ(of.code, 0);
     EXPECT_TRUE(of.out.starts_with(std::string("usage: tapeline ") + verb));
   }
-  for (const char* verb : {"plan", "schedule", "bench"}) {
+  for (const char* verb : {"schedule", "bench"}) {
     EXPECT_EQ(r.out.find(verb), std::string::npos) << verb;
   }
 }

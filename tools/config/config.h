@@ -117,6 +117,7 @@ struct DebugSettings {
   bool trace = false;
   bool nan_poison = false;
   bool profile = false;
+  int64_t memory = 0;
 };
 
 struct Config {

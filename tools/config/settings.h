@@ -171,6 +171,9 @@ void visit_settings(C& c, F&& f) {
   f("debug.anomaly", c.debug.anomaly, any(),
     "look for the operation that made the first value not finite");
   f("debug.trace", c.debug.trace, any(), "write trace/rank0.json");
+  f("debug.memory", c.debug.memory, at_least(0),
+    "first steps whose memory events are written to memory.jsonl and "
+    "trace/memory.json");
   f("debug.nan_poison", c.debug.nan_poison, any(),
     "fill memory with NaN before and after use");
   f("debug.profile", c.debug.profile, any(),

@@ -28,6 +28,7 @@ const std::vector<Verb>& verbs() {
       {"train", train_verb, "train a model as a config file says"},
       {"generate", generate_verb, "continue a prompt"},
       {"eval", eval_verb, "loss and bits per byte of a text"},
+      {"plan", plan_verb, "memory of a run, before it runs"},
       {"ckpt", ckpt_verb, "list the tensors of a folder, or copy a model"},
       {"parity", parity_verb, "compare with another implementation's results"},
   };
@@ -37,7 +38,7 @@ const std::vector<Verb>& verbs() {
 // Part of the interface, not of this build.
 const std::vector<std::string>& planned() {
   static const std::vector<std::string>& names =
-      *new std::vector<std::string>{"plan", "schedule", "bench"};
+      *new std::vector<std::string>{"schedule", "bench"};
   return names;
 }
 

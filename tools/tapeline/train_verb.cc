@@ -7,22 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/file.h"
 #include "tools/config/config.h"
 #include "tools/tapeline/verbs.h"
 #include "tools/train/run.h"
 
 namespace tapeline {
-namespace {
-
-// As the user means it, or as a file that came with the program: `bazel run`
-// starts in the folder that holds those.
-std::string config_path(const std::string& path) {
-  const std::string theirs = user_path(path);
-  return !path_exists(theirs) && path_exists(path) ? path : theirs;
-}
-
-}  // namespace
 
 int train_verb(const Arguments& arguments) {
   std::string config;

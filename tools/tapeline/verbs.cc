@@ -67,6 +67,11 @@ std::string user_path(const std::string& path) {
   return join_path(folder, path);
 }
 
+std::string config_path(const std::string& path) {
+  const std::string theirs = user_path(path);
+  return !path_exists(theirs) && path_exists(path) ? path : theirs;
+}
+
 std::string user_corpus(const std::string& spec) {
   return spec.starts_with("king_james:") ? spec : user_path(spec);
 }

@@ -25,6 +25,7 @@ int generate_verb(const Arguments& arguments);
 int eval_verb(const Arguments& arguments);
 int parity_verb(const Arguments& arguments);
 int ckpt_verb(const Arguments& arguments);
+int plan_verb(const Arguments& arguments);
 
 // "tapeline: <message>" on stderr, on one line; returns the code.
 int fail(ExitCode code, std::string_view message);
@@ -46,6 +47,9 @@ void set_command_line(Arguments words);
 
 // A relative path, against the folder in which `bazel run` was called.
 std::string user_path(const std::string& path);
+// A config as the user means it, or as a file that came with the program:
+// `bazel run` starts in the folder that holds those.
+std::string config_path(const std::string& path);
 // The same for data.train and --data, which may also name a built-in text.
 std::string user_corpus(const std::string& spec);
 

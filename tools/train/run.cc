@@ -58,10 +58,16 @@ absl::Status Run::one_step() {
   Pool& pool = Device::current().pool();
   pool.reset_peak();
   const int64_t next = trainer_->steps_done() + 1;
+  if (steps_logged_ < c_.debug.memory && !memory_) {
+    memory_.emplace(Device::current(), /*lines=*/true);
+  }
   const double start = now();
   StepRecord record = trainer_->step(c_.debug.hash_every > 0 &&
                                      next % c_.debug.hash_every == 0);
   record.time_unix = now();
+  if (memory_ && ++steps_logged_ == c_.debug.memory) {
+    RETURN_IF_ERROR(ending(kExitDisk, end_memory_log()));
+  }
   const double seconds = record.time_unix - start;
   evaluated_ = false;
   record.step_ms = 1000 * seconds;
@@ -78,6 +84,16 @@ absl::Status Run::one_step() {
                            static_cast<double>(left) * step_seconds_));
   }
   return check_finite(record);
+}
+
+absl::Status Run::end_memory_log() {
+  if (!memory_) return absl::OkStatus();
+  RETURN_IF_ERROR(
+      write_file_atomic(folder_->file("memory.jsonl"), memory_->take_lines()));
+  RETURN_IF_ERROR(make_directories(folder_->file("trace")));
+  const std::string trace = memory_->chrome_trace();
+  memory_.reset();
+  return write_file_atomic(folder_->file("trace/memory.json"), trace);
 }
 
 absl::Status Run::check_finite(const StepRecord& record) {
@@ -211,6 +227,7 @@ absl::Status Run::finish() {
 }
 
 absl::Status Run::write_profile() {
+  RETURN_IF_ERROR(end_memory_log());
   if (c_.debug.profile) folder_->say(profile_table());
   if (!c_.debug.trace) return absl::OkStatus();
   RETURN_IF_ERROR(make_directories(folder_->file("trace")));

@@ -17,6 +17,7 @@
 #include "tools/train/companions.h"
 #include "tools/train/exit_code.h"
 #include "tools/train/language_model.h"
+#include "tools/train/memory_log.h"
 #include "tools/train/metrics.h"
 #include "tools/train/run.h"
 #include "tools/train/run_folder.h"
@@ -63,6 +64,7 @@ class Run {
   absl::Status open_folder();
   absl::Status loop();
   absl::Status one_step();
+  absl::Status end_memory_log();
   absl::Status check_finite(const StepRecord& record);
   absl::Status check_weights();
   absl::Status report();
@@ -82,11 +84,13 @@ class Run {
   std::unique_ptr<LanguageModel> model_;
   Companions companions_;  // of the folder the weights came from
   std::unique_ptr<Trainer> trainer_;
+  std::optional<MemoryLog> memory_;  // of the first steps
   std::optional<Snapshot> snapshot_;
   MetricsCut metrics_;              // what stays of an earlier process's
   std::vector<std::string> notes_;  // to say once there is a log
   std::optional<RunFolder> folder_;
-  bool evaluated_ = false;   // the step just done
+  bool evaluated_ = false;  // the step just done
+  int64_t steps_logged_ = 0;
   double step_seconds_ = 0;  // of a step, averaged
 };
 
