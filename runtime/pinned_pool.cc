@@ -13,7 +13,10 @@ constexpr size_t kPage = 4096;
 }  // namespace
 
 PinnedPool::~PinnedPool() {
-  for (const auto& slot : slots_) internal::system_free(slot->data, dry_);
+  for (const auto& slot : slots_) {
+    tell(Region::kGone, *slot);
+    internal::system_free(slot->data, dry_);
+  }
 }
 
 PinnedSlot* PinnedPool::lease(size_t bytes) {
@@ -43,6 +46,7 @@ PinnedSlot* PinnedPool::lease(size_t bytes) {
     best->bytes = size;
   }
   best->leased = true;
+  tell(Region::kOwned, *best);
   ++best->generation;
   stats_.leased_bytes += static_cast<int64_t>(best->bytes);
   stats_.requested_bytes += static_cast<int64_t>(bytes);
@@ -67,6 +71,7 @@ void PinnedPool::make_room(size_t bytes) {
     }
     if (largest == slots_.end()) return;
     stats_.bytes -= static_cast<int64_t>((*largest)->bytes);
+    tell(Region::kGone, **largest);
     internal::system_free((*largest)->data, dry_);
     slots_.erase(largest);
   }
@@ -76,6 +81,7 @@ void PinnedPool::give_back(PinnedSlot* slot, size_t bytes,
                            const Event& last_read) {
   CHECK(slot->leased) << "a pinned slot is given back twice";
   slot->leased = false;
+  tell(Region::kFree, *slot);
   slot->last_read = last_read;
   stats_.leased_bytes -= static_cast<int64_t>(slot->bytes);
   stats_.requested_bytes -= static_cast<int64_t>(bytes);

@@ -13,8 +13,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "runtime/pool.h"
 #include "runtime/stream.h"
 
 namespace tapeline {
@@ -46,15 +48,20 @@ class PinnedPool {
   void give_back(PinnedSlot* slot, size_t bytes, const Event& last_read);
 
   void set_cap(int64_t bytes) { cap_ = bytes; }  // 0: none
+  void set_region_hook(RegionHook hook) { region_ = std::move(hook); }
   const PinnedStats& stats() const { return stats_; }
 
  private:
   void make_room(size_t bytes);
+  void tell(Region region, const PinnedSlot& slot) const {
+    if (region_) region_(region, slot.data, slot.bytes);
+  }
 
   const bool dry_;
   int64_t cap_ = 0;
   std::vector<std::unique_ptr<PinnedSlot>> slots_;
   PinnedStats stats_;
+  RegionHook region_;
 };
 
 }  // namespace tapeline

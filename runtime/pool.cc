@@ -81,6 +81,7 @@ struct Pool::State {
   bool dry = false;
   int64_t cap = 0;
   MemoryHook hook;
+  RegionHook region;
 
   // A free block for work on `stream` that is large enough and not twice that,
   // an idle one if possible.
@@ -122,6 +123,7 @@ struct Pool::State {
           if (use.done()) continue;
           const_cast<Stream*>(use.stream)->synchronize(use);
         }
+        if (region) region(Region::kGone, block.data, capacity);
         internal::system_free(block.data, dry);
         stats.reserved -= static_cast<int64_t>(capacity);
         return true;
@@ -175,6 +177,7 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   }
   // Work queued on the old contents must still find them.
   if (s.poison && !s.dry && done(found.uses)) poison_block(block);
+  if (s.region) s.region(Region::kOwned, block.data, block.bytes);
   note(MemoryEvent::kAllocate, block.bytes, tag);
   return block;
 }
@@ -182,6 +185,7 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
 void Pool::free(Block block, const LastUses& uses) {
   if (block.data == nullptr) return;
   State& s = *state_;
+  if (s.region) s.region(Region::kFree, block.data, block.bytes);
   const bool idle = done(uses);
   if (s.poison && !s.dry && idle) poison_block(block);
   {
@@ -196,6 +200,9 @@ void Pool::free(Block block, const LastUses& uses) {
 }
 
 void Pool::set_hook(MemoryHook hook) { state_->hook = std::move(hook); }
+void Pool::set_region_hook(RegionHook hook) {
+  state_->region = std::move(hook);
+}
 void Pool::note(MemoryEvent event, size_t bytes, Tag tag) const {
   if (state_->hook) state_->hook(event, static_cast<int64_t>(bytes), tag);
 }

@@ -69,6 +69,12 @@ std::string_view name_of(MemoryEvent event);
 using MemoryHook =
     std::function<void(MemoryEvent event, int64_t bytes, Tag tag)>;
 
+// Memory that gets an owner, loses it, or returns to the system; told to who
+// checks accesses (fake_device.h).
+enum class Region : uint8_t { kOwned, kFree, kGone };
+using RegionHook =
+    std::function<void(Region region, const std::byte* data, size_t bytes)>;
+
 class Pool {
  public:
   explicit Pool(bool dry = false);
@@ -91,6 +97,7 @@ class Pool {
 
   // Called at every event by the thread that causes it, outside of any lock.
   void set_hook(MemoryHook hook);
+  void set_region_hook(RegionHook hook);
   void note(MemoryEvent event, size_t bytes, Tag tag) const;
 
  private:

@@ -97,6 +97,7 @@ std::byte* Storage::acquire(Stream& stream, bool will_write) {
 void Storage::release(Stream& stream, bool wrote) {
   CHECK_GT(leases_, 0);
   --leases_;
+  stream.access(block_.data, bytes_, wrote);
   // One event stands for all uses so far.
   wait_for(stream, last_use_);
   last_use_ = stream.record();
