@@ -192,5 +192,84 @@ TEST(FakeDeviceDeathTest, WaitsForItsOwnStreamsOnly) {
                "which is not of its device");
 }
 
+// --- orders that steps may never take ----------------------------------------
+
+TEST(StorageOrder, AWriteFollowsACopyThatWasCancelled) {
+  FakeDevice fake;
+  const StoragePtr a = make(fake, 100);
+  fill(fake, *a, 3);
+  ASSERT_TRUE(a->copy_out());
+  a->load();
+  fill(fake, *a, 4);
+  EXPECT_EQ(fake.races(), 0) << fake.report();
+}
+
+TEST(StorageOrder, ASlotOutlivesACopyThatWasCancelled) {
+  FakeDevice fake;
+  StoragePtr a = make(fake, 100), b = make(fake, 100);
+  for (const StoragePtr& storage : {a, b}) {
+    fill(fake, *storage, 3);
+    ASSERT_TRUE(storage->copy_out());
+  }
+  a->load();
+  b = StoragePtr();
+  const StoragePtr larger = make(fake, 5000);  // free slots give way
+  fill(fake, *larger, 5);
+  ASSERT_TRUE(larger->copy_out());
+  EXPECT_EQ(fake.races(), 0) << fake.report();
+  fake.finish();
+}
+
+TEST(StorageOrder, LoadedBytesMayMoveOnBeforeTheirLoadIsDone) {
+  FakeDevice fake;
+  const StoragePtr a = make(fake, 100);
+  fill(fake, *a, 3);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(a->copy_out());
+    ASSERT_TRUE(a->evict());
+    a->load();
+    EXPECT_EQ(a->residency(), Residency::kLoading);
+  }
+  EXPECT_EQ(differing(fake, *a, 3), 0);
+  a->drop([&] {
+    const StoragePtr again = make(fake, 100);
+    fill(fake, *again, 4);
+    return again;
+  });
+  EXPECT_EQ(differing(fake, *a, 4), 0);
+  EXPECT_EQ(fake.races(), 0) << fake.report();
+}
+
+TEST(StorageOrder, ARecomputedBlockKeepsItsCopyOut) {
+  FakeDevice fake;
+  StoragePtr a = make(fake, 100);
+  a->drop([&] {
+    const StoragePtr again = make(fake, 100);
+    fill(fake, *again, 4);
+    EXPECT_TRUE(again->copy_out());
+    return again;
+  });
+  EXPECT_EQ(differing(fake, *a, 4), 0);
+  a = StoragePtr();
+  const StoragePtr next = make(fake, 100);
+  fill(fake, *next, 5);
+  EXPECT_EQ(fake.races(), 0) << fake.report();
+}
+
+TEST(StorageOrder, HoldsForReadersOnOtherStreams) {
+  FakeDevice fake;
+  StoragePtr a = make(fake, 100);
+  fill(fake, *a, 3);
+  a->acquire(fake.copy_in());
+  a->release(fake.copy_in(), false);
+  fill(fake, *a, 4);
+  a->acquire(fake.copy_in());
+  a->release(fake.copy_in(), false);
+  a = StoragePtr();
+  const StoragePtr next = make(fake, 100);
+  fill(fake, *next, 5);
+  EXPECT_EQ(fake.races(), 0) << fake.report();
+}
+
 }  // namespace
 }  // namespace tapeline

@@ -64,7 +64,7 @@ void PinnedPool::make_room(size_t bytes) {
     first = false;
     auto largest = slots_.end();
     for (auto at = slots_.begin(); at != slots_.end(); ++at) {
-      if ((*at)->leased || !(*at)->last_read.done()) continue;
+      if ((*at)->leased || !(*at)->last_use.done()) continue;
       if (largest == slots_.end() || (*at)->bytes > (*largest)->bytes) {
         largest = at;
       }
@@ -78,11 +78,11 @@ void PinnedPool::make_room(size_t bytes) {
 }
 
 void PinnedPool::give_back(PinnedSlot* slot, size_t bytes,
-                           const Event& last_read) {
+                           const Event& last_use) {
   CHECK(slot->leased) << "a pinned slot is given back twice";
   slot->leased = false;
   tell(Region::kFree, *slot);
-  slot->last_read = last_read;
+  slot->last_use = last_use;
   stats_.leased_bytes -= static_cast<int64_t>(slot->bytes);
   stats_.requested_bytes -= static_cast<int64_t>(bytes);
 }
