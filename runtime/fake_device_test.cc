@@ -2,16 +2,22 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/edge.h"
 #include "runtime/storage.h"
 
 namespace tapeline {
 namespace {
 
+using testing::Contains;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 StoragePtr make(FakeDevice& fake, size_t bytes) {
@@ -269,6 +275,269 @@ TEST(StorageOrder, HoldsForReadersOnOtherStreams) {
   const StoragePtr next = make(fake, 100);
   fill(fake, *next, 5);
   EXPECT_EQ(fake.races(), 0) << fake.report();
+}
+
+// --- steps -------------------------------------------------------------------
+
+// Micro-batches with windows of saved bytes that go to the host and come back,
+// as a training step moves them. A schedule is a line of moves: F0 is the
+// forward of graph 0, B0 its backward, P0 loads its last window early, X0 drops
+// it without a backward.
+class Steps {
+ public:
+  Steps(Timing timing, uint64_t seed)
+      : random_(seed), fake_(timing, seed), weight_(make(fake_, kBytes)) {
+    fill(fake_, *weight_, value_);
+  }
+  ~Steps() {
+    graphs_.clear();
+    weight_ = StoragePtr();
+  }
+
+  void run(std::string_view schedule) {
+    graphs_.resize(4);
+    for (size_t i = 0; i < schedule.size(); i += 3) {
+      std::vector<Window>& graph =
+          graphs_[static_cast<size_t>(schedule[i + 1] - '0')];
+      switch (schedule[i]) {
+        case 'F':
+          forward(graph);
+          break;
+        case 'B':
+          backward(graph);
+          break;
+        case 'P':
+          load(graph[kWindows - 2]);
+          break;
+        case 'X':
+          graph.clear();
+          break;
+      }
+    }
+    update();
+  }
+
+  FakeDevice& fake() { return fake_; }
+  int64_t wrong() const { return wrong_; }  // bytes
+
+ private:
+  struct Window {
+    StoragePtr storage;
+    int value;
+  };
+  static constexpr size_t kWindows = 4;
+  static constexpr size_t kBytes = 5000;
+
+  // Lengths differ by what size classes forgive, and by more.
+  size_t bytes() { return 1000 + random_() % 3 * 4000 + random_() % 100; }
+
+  // A temporary tensor of a kernel.
+  void scratch() {
+    const StoragePtr storage = make(fake_, bytes());
+    fill(fake_, *storage, 0xee);
+    check(*storage, 0xee);
+  }
+  void check(Storage& storage, int value) {
+    wrong_ += differing(fake_, storage, value);
+  }
+  void load(Window& window) {
+    const Residency at = window.storage->residency();
+    if (at == Residency::kHost || at == Residency::kCopying) {
+      window.storage->load();
+    }
+  }
+
+  void forward(std::vector<Window>& graph) {
+    for (size_t i = 0; i < kWindows; ++i) {
+      value_ = value_ % 200 + 1;
+      graph.push_back({make(fake_, bytes()), value_});
+      Storage& storage = *graph.back().storage;
+      fill(fake_, storage, value_);
+      storage.copy_out();
+      check(storage, value_);  // the next layer reads it
+      scratch();
+      if (i > 0) graph[i - 1].storage->evict();
+      scratch();
+    }
+  }
+  void backward(std::vector<Window>& graph) {
+    while (!graph.empty()) {
+      Window& window = graph.back();
+      load(window);
+      if (graph.size() > 1) load(graph[graph.size() - 2]);
+      check(*window.storage, window.value);
+      // A gradient that takes over the bytes of what was saved.
+      if (random_() % 2 == 0) {
+        fill(fake_, *window.storage, 0xdd);
+        check(*window.storage, 0xdd);
+      }
+      graph.pop_back();
+      scratch();
+    }
+  }
+  // A weight that lives on the host between steps.
+  void update() {
+    check(*weight_, value_of_weight_);
+    fill(fake_, *weight_, ++value_of_weight_);
+    weight_->copy_out();
+    check(*weight_, value_of_weight_);
+    weight_->evict();
+    scratch();
+    weight_->load();
+  }
+
+  std::mt19937_64 random_;
+  int value_ = 1, value_of_weight_ = 1;
+  int64_t wrong_ = 0;
+  FakeDevice fake_;
+  StoragePtr weight_;
+  std::vector<std::vector<Window>> graphs_;
+};
+
+constexpr std::string_view kSchedules[] = {
+    "F0 B0",
+    "F0 F1 B0 B1",
+    "F0 F1 B1 B0",
+    "F0 F1 P0 F2 B0 P1 F3 B1 P2 B2 B3",
+    "F0 P0 F1 X0 F2 B1 F3 X3 B2",
+};
+
+struct Timed {
+  Timing timing;
+  uint64_t seed;
+};
+std::vector<Timed> all_timings() {
+  std::vector<Timed> all;
+  for (uint64_t seed : {1, 2, 3}) {
+    all.push_back({Timing::kLate, seed});
+    all.push_back({Timing::kSoon, seed});
+  }
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    all.push_back({Timing::kRandom, seed});
+  }
+  return all;
+}
+
+TEST(Steps, AreOrderedAndTheirBytesAreRight) {
+  for (const Timed& at : all_timings()) {
+    for (std::string_view schedule : kSchedules) {
+      SCOPED_TRACE(std::string(schedule) + " at timing " +
+                   std::to_string(static_cast<int>(at.timing)) + " seed " +
+                   std::to_string(at.seed));
+      Steps steps(at.timing, at.seed);
+      for (int step = 0; step < 4; ++step) steps.run(schedule);
+      FakeDevice& fake = steps.fake();
+      EXPECT_EQ(steps.wrong(), 0);
+      EXPECT_EQ(fake.counts().synchronizations, 0) << "the host never blocks";
+      EXPECT_GT(fake.copy_out().counts().copies, 0);
+      EXPECT_GT(fake.copy_in().counts().copies, 0);
+      fake.device().pool().trim();
+      ASSERT_EQ(fake.races(), 0) << fake.report();
+    }
+  }
+}
+
+// --- without an edge ---------------------------------------------------------
+
+class Dropped {
+ public:
+  explicit Dropped(Edge edge) { drop_edge(edge); }
+  ~Dropped() { drop_edge(Edge::kNone); }
+};
+
+struct Seen {
+  int64_t wrong = 0;  // bytes
+  std::vector<std::string> races;
+};
+
+// What the same steps show without the edge.
+Seen without(Edge edge) {
+  const Dropped dropped(edge);
+  Seen seen;
+  for (uint64_t seed : {1, 2}) {
+    for (Timing timing : {Timing::kLate, Timing::kRandom}) {
+      for (std::string_view schedule : kSchedules) {
+        Steps steps(timing, seed);
+        for (int step = 0; step < 4; ++step) steps.run(schedule);
+        seen.wrong += steps.wrong();
+        const std::vector<std::string>& messages =
+            steps.fake().checker().messages();
+        seen.races.insert(seen.races.end(), messages.begin(), messages.end());
+      }
+    }
+  }
+  return seen;
+}
+
+testing::Matcher<Seen> races(const char* pattern) {
+  return testing::Field("races", &Seen::races,
+                        Contains(ContainsRegex(pattern)));
+}
+testing::Matcher<Seen> wrong_bytes() {
+  return testing::Field("wrong", &Seen::wrong, testing::Gt(0));
+}
+
+TEST(Edges, BlockWaitsCopyOutIsMissedWhenDropped) {
+  const Seen seen = without(Edge::kBlockWaitsCopyOut);
+  EXPECT_THAT(seen, races("compute .* kernel writes block .* without waiting "
+                          "until copy_out .* reads block"));
+  // The event of a load that nobody used is among those that a block waits for.
+  EXPECT_THAT(seen, races("compute .* kernel writes block .* without waiting "
+                          "until copy_in .* writes block"));
+  EXPECT_THAT(seen, wrong_bytes());
+}
+
+TEST(Edges, ResidentIsNotLoadedIsMissedWhenDropped) {
+  const Seen seen = without(Edge::kResidentIsNotLoaded);
+  EXPECT_THAT(seen, races("copy_in .* reads slot .* without waiting until "
+                          "copy_out .* writes slot"));
+  EXPECT_THAT(seen, races("copy_in .* writes block .* without waiting until "
+                          "compute .* kernel reads block"));
+  EXPECT_THAT(seen, wrong_bytes());
+}
+
+TEST(Edges, UseWaitsLoadIsMissedWhenDropped) {
+  const Seen seen = without(Edge::kUseWaitsLoad);
+  EXPECT_THAT(seen, races("compute .* kernel reads block .* without waiting "
+                          "until copy_in .* writes block"));
+  EXPECT_THAT(seen, wrong_bytes());
+}
+
+// Kernels execute when they are issued, so their bytes come out right.
+TEST(Edges, LoadWaitsBlockIsMissedWhenDropped) {
+  EXPECT_THAT(without(Edge::kLoadWaitsBlock),
+              races("copy_in .* writes block .* without waiting until compute "
+                    ".* kernel reads block"));
+}
+
+TEST(Edges, LoadWaitsCopyOutIsMissedWhenDropped) {
+  const Seen seen = without(Edge::kLoadWaitsCopyOut);
+  EXPECT_THAT(seen, races("copy_in .* reads slot .* without waiting until "
+                          "copy_out .* writes slot"));
+  EXPECT_THAT(seen, wrong_bytes());
+}
+
+TEST(Edges, SlotWaitsLoadIsMissedWhenDropped) {
+  const Seen seen = without(Edge::kSlotWaitsLoad);
+  EXPECT_THAT(seen, races("copy_out .* writes slot .* without waiting until "
+                          "copy_in .* reads slot"));
+  EXPECT_THAT(seen, wrong_bytes());
+}
+
+// Either another owner came, and the generation tells, or the slot is read
+// while nobody owns it.
+TEST(Edges, SlotIsLeasedIsMissedWhenDropped) {
+  EXPECT_DEATH(without(Edge::kSlotIsLeased), "pinned bytes were overwritten");
+  const Dropped dropped(Edge::kSlotIsLeased);
+  FakeDevice fake;
+  const StoragePtr a = make(fake, 100);
+  fill(fake, *a, 3);
+  ASSERT_TRUE(a->copy_out());
+  ASSERT_TRUE(a->evict());
+  a->load();
+  EXPECT_EQ(fake.checker().unowned(), 1);
+  EXPECT_THAT(fake.report(),
+              ContainsRegex("copy_in .* copy reads .*, which nobody owns"));
 }
 
 }  // namespace
