@@ -158,8 +158,9 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
     found = s.take(block, stream);
     block.data = found.data;
     if (block.data == nullptr) block.data = s.from_system(block);
-    if (block.data == nullptr) {
-      s.release(/*wait=*/false);
+    for (const bool wait : {false, true}) {
+      if (block.data != nullptr) break;
+      s.release(wait);
       block.data = s.from_system(block);
     }
     if (block.data != nullptr) s.count(block);

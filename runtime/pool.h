@@ -7,12 +7,13 @@
 // stream: nobody polls, and nothing stalls before memory is short of idle
 // blocks. Nothing returns to the system before trim() or destruction, so a
 // steady step allocates nothing; only a request that the cap or the system
-// refuses first gives back free blocks of other sizes. NaN-poison mode fills
-// blocks with 0x7fff words (NaN in f32, bf16 and f64, a huge number in i32)
-// when they are handed out and when they come back, so a read of memory nobody
-// wrote cannot look right. Blocks whose queued use is not done are left alone.
-// A dry pool accounts for memory it does not have: addresses that nobody may
-// touch. Thread-safe.
+// refuses first gives back free blocks of other sizes, at last those still
+// used, for which the host waits. NaN-poison mode fills blocks with 0x7fff
+// words (NaN in f32, bf16 and f64, a huge number in i32) when they are handed
+// out and when they come back, so a read of memory nobody wrote cannot look
+// right. Blocks whose queued use is not done are left alone. A dry pool
+// accounts for memory it does not have: addresses that nobody may touch.
+// Thread-safe.
 #pragma once
 
 #include <array>
