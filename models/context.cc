@@ -17,7 +17,7 @@ void copy_rows(const Tensor& from, const Tensor& to) {
     return t.offset() * static_cast<int64_t>(size_of(t.dtype()));
   };
   const std::byte* source = from.storage()->acquire(stream);
-  std::byte* target = to.storage()->acquire(stream);
+  std::byte* target = to.storage()->acquire(stream, /*will_write=*/true);
   stream.copy(target + offset_bytes(to), source + offset_bytes(from), bytes);
   to.storage()->bump_version();
   to.storage()->release(stream, true);

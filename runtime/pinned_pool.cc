@@ -13,7 +13,10 @@ constexpr size_t kPage = 4096;
 }  // namespace
 
 PinnedPool::~PinnedPool() {
-  for (const auto& slot : slots_) internal::system_free(slot->data, dry_);
+  for (const auto& slot : slots_) {
+    tell(Region::kGone, *slot);
+    internal::system_free(slot->data, dry_);
+  }
 }
 
 PinnedSlot* PinnedPool::lease(size_t bytes) {
@@ -43,6 +46,7 @@ PinnedSlot* PinnedPool::lease(size_t bytes) {
     best->bytes = size;
   }
   best->leased = true;
+  tell(Region::kOwned, *best);
   ++best->generation;
   stats_.leased_bytes += static_cast<int64_t>(best->bytes);
   stats_.requested_bytes += static_cast<int64_t>(bytes);
@@ -50,7 +54,8 @@ PinnedSlot* PinnedPool::lease(size_t bytes) {
 }
 
 // Gives up the largest free slot, which is too small, and under a cap as many
-// as it takes. One that is still read stays.
+// as it takes. Copies that still use one are waited for: rare, and what is
+// given up does not depend on their speed.
 void PinnedPool::make_room(size_t bytes) {
   bool first = true;
   const auto full = [&] {
@@ -60,23 +65,28 @@ void PinnedPool::make_room(size_t bytes) {
     first = false;
     auto largest = slots_.end();
     for (auto at = slots_.begin(); at != slots_.end(); ++at) {
-      if ((*at)->leased || !(*at)->last_read.done()) continue;
+      if ((*at)->leased) continue;
       if (largest == slots_.end() || (*at)->bytes > (*largest)->bytes) {
         largest = at;
       }
     }
     if (largest == slots_.end()) return;
+    if (const Event& use = (*largest)->last_use; !use.done()) {
+      const_cast<Stream*>(use.stream)->synchronize(use);
+    }
     stats_.bytes -= static_cast<int64_t>((*largest)->bytes);
+    tell(Region::kGone, **largest);
     internal::system_free((*largest)->data, dry_);
     slots_.erase(largest);
   }
 }
 
 void PinnedPool::give_back(PinnedSlot* slot, size_t bytes,
-                           const Event& last_read) {
+                           const Event& last_use) {
   CHECK(slot->leased) << "a pinned slot is given back twice";
   slot->leased = false;
-  slot->last_read = last_read;
+  tell(Region::kFree, *slot);
+  slot->last_use = last_use;
   stats_.leased_bytes -= static_cast<int64_t>(slot->bytes);
   stats_.requested_bytes -= static_cast<int64_t>(bytes);
 }

@@ -81,6 +81,7 @@ struct Pool::State {
   bool dry = false;
   int64_t cap = 0;
   MemoryHook hook;
+  RegionHook region;
 
   // A free block for work on `stream` that is large enough and not twice that,
   // an idle one if possible.
@@ -122,6 +123,7 @@ struct Pool::State {
           if (use.done()) continue;
           const_cast<Stream*>(use.stream)->synchronize(use);
         }
+        if (region) region(Region::kGone, block.data, capacity);
         internal::system_free(block.data, dry);
         stats.reserved -= static_cast<int64_t>(capacity);
         return true;
@@ -156,8 +158,9 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
     found = s.take(block, stream);
     block.data = found.data;
     if (block.data == nullptr) block.data = s.from_system(block);
-    if (block.data == nullptr) {
-      s.release(/*wait=*/false);
+    for (const bool wait : {false, true}) {
+      if (block.data != nullptr) break;
+      s.release(wait);
       block.data = s.from_system(block);
     }
     if (block.data != nullptr) s.count(block);
@@ -175,6 +178,7 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   }
   // Work queued on the old contents must still find them.
   if (s.poison && !s.dry && done(found.uses)) poison_block(block);
+  if (s.region) s.region(Region::kOwned, block.data, block.bytes);
   note(MemoryEvent::kAllocate, block);
   return block;
 }
@@ -183,6 +187,7 @@ void Pool::free(Block block, const LastUses& uses) {
   if (block.data == nullptr) return;
   note(MemoryEvent::kFree, block);
   State& s = *state_;
+  if (s.region) s.region(Region::kFree, block.data, block.bytes);
   const bool idle = done(uses);
   if (s.poison && !s.dry && idle) poison_block(block);
   {
@@ -196,6 +201,9 @@ void Pool::free(Block block, const LastUses& uses) {
 }
 
 void Pool::set_hook(MemoryHook hook) { state_->hook = std::move(hook); }
+void Pool::set_region_hook(RegionHook hook) {
+  state_->region = std::move(hook);
+}
 void Pool::note(MemoryEvent event, const Block& block) const {
   if (state_->hook) state_->hook(event, block);
 }

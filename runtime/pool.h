@@ -7,12 +7,13 @@
 // stream: nobody polls, and nothing stalls before memory is short of idle
 // blocks. Nothing returns to the system before trim() or destruction, so a
 // steady step allocates nothing; only a request that the cap or the system
-// refuses first gives back free blocks of other sizes. NaN-poison mode fills
-// blocks with 0x7fff words (NaN in f32, bf16 and f64, a huge number in i32)
-// when they are handed out and when they come back, so a read of memory nobody
-// wrote cannot look right. Blocks whose queued use is not done are left alone.
-// A dry pool accounts for memory it does not have: addresses that nobody may
-// touch. Thread-safe.
+// refuses first gives back free blocks of other sizes, at last those still
+// used, for which the host waits. NaN-poison mode fills blocks with 0x7fff
+// words (NaN in f32, bf16 and f64, a huge number in i32) when they are handed
+// out and when they come back, so a read of memory nobody wrote cannot look
+// right. Blocks whose queued use is not done are left alone. A dry pool
+// accounts for memory it does not have: addresses that nobody may touch.
+// Thread-safe.
 #pragma once
 
 #include <array>
@@ -68,6 +69,12 @@ enum class MemoryEvent : uint8_t {
 std::string_view name_of(MemoryEvent event);
 using MemoryHook = std::function<void(MemoryEvent event, const Block& block)>;
 
+// Memory that gets an owner, loses it, or returns to the system; told to who
+// checks accesses (fake_device.h).
+enum class Region : uint8_t { kOwned, kFree, kGone };
+using RegionHook =
+    std::function<void(Region region, const std::byte* data, size_t bytes)>;
+
 class Pool {
  public:
   explicit Pool(bool dry = false);
@@ -90,6 +97,7 @@ class Pool {
 
   // Called at every event by the thread that causes it, outside of any lock.
   void set_hook(MemoryHook hook);
+  void set_region_hook(RegionHook hook);
   void note(MemoryEvent event, const Block& block) const;
 
  private:

@@ -221,6 +221,19 @@ TEST_F(PoolTest, TheCapIsMetByGivingUpFreeBlocks) {
   put(a);
 }
 
+TEST_F(PoolTest, TheCapIsMetByWaitingForFreeBlocks) {
+  pool_.set_cap(1024);
+  const Block a = get(512), b = get(256);
+  std::byte scratch[64];
+  stream_.copy(scratch, a.data, 64);
+  put(a);
+  put(b);
+  const Block c = get(1024);
+  EXPECT_EQ(stream_.pending(), 0);
+  EXPECT_EQ(pool_.stats().reserved, 1024);
+  put(c);
+}
+
 TEST_F(PoolTest, ThreadsMayShareIt) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

@@ -45,7 +45,7 @@ Storage::Storage(Device& device, size_t bytes, Tag tag)
 
 Storage::~Storage() {
   CHECK_EQ(leases_, 0) << "storage " << id_ << " freed while a kernel uses it";
-  return_slot({});
+  return_slot(copied_);
   return_block();
   live_storages.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -62,12 +62,10 @@ void Storage::return_block() {
   block_.data = nullptr;
 }
 
-// The copy out may still write the slot: its next owner's copy comes after it
-// on the same stream.
-void Storage::return_slot(const Event& last_read) {
+void Storage::return_slot(const Event& last_use) {
   PinnedSlot* slot = std::exchange(slot_, nullptr);
   if (slot == nullptr || !holds(Edge::kSlotIsLeased)) return;
-  device_->pinned().give_back(slot, bytes_, last_read);
+  device_->pinned().give_back(slot, bytes_, last_use);
 }
 
 std::byte* Storage::acquire(Stream& stream, bool will_write) {
@@ -84,10 +82,8 @@ std::byte* Storage::acquire(Stream& stream, bool will_write) {
   }
   if (will_write) {
     wait_for(stream, last_use_);
-    if (residency_ == Residency::kCopying) {
-      wait_for(stream, copied_);
-      load();
-    }
+    wait_for(stream, copied_);  // a cancelled copy reads, too
+    if (residency_ == Residency::kCopying) load();
   }
   stream.access(block_.data, bytes_, will_write);
   ++leases_;
@@ -97,19 +93,26 @@ std::byte* Storage::acquire(Stream& stream, bool will_write) {
 void Storage::release(Stream& stream, bool wrote) {
   CHECK_GT(leases_, 0);
   --leases_;
+  stream.access(block_.data, bytes_, wrote);
   // One event stands for all uses so far.
   wait_for(stream, last_use_);
   last_use_ = stream.record();
   if (wrote) ready_ = last_use_;
 }
 
+// What is loaded is as good as resident to all that waits for it.
+bool Storage::on_device() const {
+  return residency_ == Residency::kResident ||
+         residency_ == Residency::kLoading;
+}
+
 bool Storage::copy_out() {
-  CHECK(residency() == Residency::kResident) << name_of(residency_);
+  CHECK(on_device()) << name_of(residency_);
   slot_ = device_->pinned().lease(bytes_);
   if (slot_ == nullptr) return false;
   generation_ = slot_->generation;
   Stream& stream = device_->copy_out();
-  if (holds(Edge::kSlotWaitsLoad)) wait_for(stream, slot_->last_read);
+  if (holds(Edge::kSlotWaitsLoad)) wait_for(stream, slot_->last_use);
   wait_for(stream, ready_);
   stream.copy(slot_->data, block_.data, bytes_);
   copied_ = stream.record();
@@ -131,7 +134,7 @@ bool Storage::evict() {
 void Storage::load() {
   const bool resident = residency_ == Residency::kCopying;
   if (resident && holds(Edge::kResidentIsNotLoaded)) {
-    return_slot({});
+    return_slot(copied_);
     residency_ = Residency::kResident;
     return;
   }
@@ -154,7 +157,7 @@ void Storage::load() {
 }
 
 void Storage::drop(std::function<StoragePtr()> refill) {
-  CHECK(residency() == Residency::kResident) << name_of(residency_);
+  CHECK(on_device()) << name_of(residency_);
   CHECK_EQ(leases_, 0) << "storage " << id_ << " dropped while in use";
   device_->pool().note(MemoryEvent::kDrop, block_);
   return_block();
@@ -167,13 +170,14 @@ void Storage::refill() {
                             << " and is used while that runs";
   const StoragePtr made = std::exchange(refill_, nullptr)();
   CHECK_EQ(made->bytes_, bytes_) << "a recompute made other bytes";
-  CHECK(made.unique()) << "a recompute kept the bytes it made";
+  CHECK(made.unique() && made->residency() == Residency::kResident)
+      << "a recompute kept the bytes it made";
   refilled.fetch_add(1);
   block_ = std::exchange(made->block_, {});
   device_->pool().note(MemoryEvent::kRefill, block_);
   ready_ = made->ready_;
   last_use_ = made->last_use_;
-  copied_ = {};
+  copied_ = made->copied_;
   residency_ = Residency::kResident;
 }
 

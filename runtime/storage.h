@@ -97,8 +97,9 @@ class Storage {
  private:
   friend class StoragePtr;
   ~Storage();
+  bool on_device() const;
   void return_block();
-  void return_slot(const Event& last_read);
+  void return_slot(const Event& last_use);
   void refill();
 
   Device* device_;

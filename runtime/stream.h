@@ -47,13 +47,14 @@ class Stream {
   virtual void synchronize(const Event& event) = 0;
   // The last completed point: record()ed sequences <= this are done.
   virtual uint64_t completed() const = 0;
+  virtual bool done(uint64_t sequence) const { return completed() >= sequence; }
 
  private:
   std::string name_;
 };
 
 inline bool Event::done() const {
-  return stream == nullptr || stream->completed() >= sequence;
+  return stream == nullptr || stream->done(sequence);
 }
 
 // Executes at once on the calling thread; a dry one (device.h) moves nothing.

@@ -76,7 +76,7 @@ void Tensor::set_zero() const {
   CHECK(contiguous()) << "[set_zero] of a strided " << *this;
   if (bytes() == 0) return;
   Stream& stream = storage_->device().compute();
-  std::byte* data = storage_->acquire(stream);
+  std::byte* data = storage_->acquire(stream, /*will_write=*/true);
   if (!storage_->device().dry()) {
     std::memset(data + offset_ * static_cast<int64_t>(size_of(dtype_)), 0,
                 static_cast<size_t>(bytes()));
@@ -130,7 +130,6 @@ Tensor Tensor::clone(Tag tag) const {
   dispatch_any(dtype_, [&]<class T>() {
     auto in = read<T>(*this);
     auto out = write<T>(t);
-    wait_on_host(*storage_);
     const T* from = in.view().data;
     T* to = out.view().data;
     if (contiguous()) {

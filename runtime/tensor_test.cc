@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "runtime/access.h"
-#include "runtime/fake_stream.h"
+#include "runtime/fake_device.h"
 
 namespace tapeline {
 namespace {
@@ -156,21 +156,29 @@ TEST(Tensor, Prints) {
 }
 
 TEST(Tensor, ToVectorAndCloneWaitForBytesOnTheirWay) {
-  // The bytes are on the host; both readers must see them loaded, though the
-  // compute stream runs nothing by itself.
   for (const bool by_clone : {false, true}) {
-    Device device(1, {std::make_unique<FakeStream>("compute"),
-                      std::make_unique<FakeStream>("copy_out"),
-                      std::make_unique<FakeStream>("copy_in")});
-    DeviceScope scope(device);
-    device.pool().set_poison(true);
+    FakeDevice fake;
+    DeviceScope scope(fake.device());
     const Tensor x = counted({4});
     ASSERT_TRUE(x.storage()->copy_out());
     ASSERT_TRUE(x.storage()->evict());
     const std::vector<float> seen =
         by_clone ? x.clone().to_vector<float>() : x.to_vector<float>();
     EXPECT_EQ(seen, (std::vector<float>{0, 1, 2, 3}));
+    EXPECT_EQ(fake.counts().synchronizations, 1) << "of the vector alone";
+    EXPECT_EQ(fake.races(), 0) << fake.report();
   }
+}
+
+TEST(Tensor, SetZeroCancelsACopyOut) {
+  FakeDevice fake;
+  DeviceScope scope(fake.device());
+  const Tensor x = counted({4});
+  ASSERT_TRUE(x.storage()->copy_out());
+  x.set_zero();
+  EXPECT_FALSE(x.storage()->evict());
+  EXPECT_EQ(x.to_vector<float>(), (std::vector<float>{0, 0, 0, 0}));
+  EXPECT_EQ(fake.races(), 0) << fake.report();
 }
 
 TEST(TensorDeathTest, NamesOpAndShapes) {
