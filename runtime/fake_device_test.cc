@@ -428,7 +428,9 @@ TEST(Steps, AreOrderedAndTheirBytesAreRight) {
       for (int step = 0; step < 4; ++step) steps.run(schedule);
       FakeDevice& fake = steps.fake();
       EXPECT_EQ(steps.wrong(), 0);
-      EXPECT_EQ(fake.counts().synchronizations, 0) << "the host never blocks";
+      // The host blocks only where a pinned slot gives way to a larger one.
+      EXPECT_LT(fake.counts().synchronizations,
+                fake.device().pinned().stats().system_allocations);
       EXPECT_GT(fake.copy_out().counts().copies, 0);
       EXPECT_GT(fake.copy_in().counts().copies, 0);
       fake.device().pool().trim();

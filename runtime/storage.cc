@@ -170,7 +170,7 @@ void Storage::refill() {
                             << " and is used while that runs";
   const StoragePtr made = std::exchange(refill_, nullptr)();
   CHECK_EQ(made->bytes_, bytes_) << "a recompute made other bytes";
-  CHECK(made.unique() && made->residency() == Residency::kResident)
+  CHECK(made.unique() && made->block_.data != nullptr)
       << "a recompute kept the bytes it made";
   refilled.fetch_add(1);
   block_ = std::exchange(made->block_, {});

@@ -11,8 +11,6 @@
 
 #include "gtest/gtest.h"
 #include "runtime/device.h"
-#include "runtime/file.h"
-#include "runtime/toml.h"
 #include "tools/config/config.h"
 #include "tools/train/memory_log.h"
 #include "tools/train/run_options.h"
@@ -27,7 +25,7 @@ Config tiny(const std::vector<std::string>& sets) {
   all.insert(all.end(), sets.begin(), sets.end());
   const absl::StatusOr<Config> config = load_config("configs/tiny.toml", all);
   CHECK(config.ok()) << config.status().message();
-  CHECK_OK(check_settings(*config));
+  CHECK(check_settings(*config).ok());
   return *config;
 }
 
