@@ -15,7 +15,7 @@ namespace tapeline {
 struct Anomaly {
   std::string op;
   std::string layer;  // layers.3.mlp
-  std::string phase;  // "forward", "backward", "weight gradient"
+  std::string phase;  // "forward", "replay", "backward", "weight gradient"
   int tensor = 0;     // number of the output, input or parameter
   int64_t element = 0;
   std::string value;  // "nan", "inf", "-inf"

@@ -46,12 +46,15 @@ FrameScope::FrameScope(CheckpointFrame& frame, Phase phase, bool shadow,
       tape_(tape),
       made_before_(Storage::next_id()),
       outer_(std::exchange(running, this)) {
-  if (outer_ != nullptr) keep_all_ = outer_->keep_all_;
-  if (!first_) return;
-  // A first run that did not end (an exception) leaves nothing.
-  std::vector<std::string> keep = std::move(frame_.keep);
-  frame_ = {};
-  frame_.keep = std::move(keep);
+  if (first_) {
+    // A first run that did not end (an exception) leaves nothing.
+    std::vector<std::string> keep = std::move(frame_.keep);
+    frame_ = {};
+    frame_.keep = std::move(keep);
+    // Its replays may come when what is around it is over.
+    if (outer_ != nullptr) frame_.keep_all = outer_->keep_all_;
+  }
+  keep_all_ = frame_.keep_all;
 }
 FrameScope::~FrameScope() { running = outer_; }
 
@@ -75,6 +78,10 @@ void CheckpointFrame::save_kept() {
     if (k.saved != nullptr) continue;
     k.saved = std::make_unique<SavedTensor[]>(k.values.size());
     for (size_t i = 0; i < k.values.size(); ++i) {
+      CHECK_EQ(k.values[i].storage()->version(), k.versions[i])
+          << "[checkpoint] layer '" << layer_path(layer_scope())
+          << "' writes the kept output of " << k.op << ": " << k.values[i]
+          << "; ";
       k.saved[i].save(std::move(k.values[i]));
     }
   }
@@ -105,8 +112,11 @@ bool FrameScope::take_kept(const char* op,
 void FrameScope::keep_outputs(const char* op,
                               std::initializer_list<Tensor*> outputs) {
   if (!first_ || !keeps(op)) return;
-  CheckpointFrame::Kept kept{op, {}, nullptr};
-  for (const Tensor* output : outputs) kept.values.push_back(output->detach());
+  CheckpointFrame::Kept kept{op, {}, {}, nullptr};
+  for (const Tensor* output : outputs) {
+    kept.values.push_back(output->detach());
+    kept.versions.push_back(output->storage()->version());
+  }
   frame_.kept.push_back(std::move(kept));
 }
 

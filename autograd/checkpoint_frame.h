@@ -29,15 +29,18 @@ struct CheckpointFrame {
     const std::type_info* type;
     std::vector<std::pair<Tensor, uint32_t>> versions;
   };
-  // Outputs of an op: values, until the checkpoint's node saves them.
+  // Outputs of an op: values, with their versions then, until the checkpoint's
+  // node saves them.
   struct Kept {
     const char* op;
     std::vector<Tensor> values;
+    std::vector<uint32_t> versions;
     std::unique_ptr<SavedTensor[]> saved;
   };
   std::vector<Stashed> stash;
   std::vector<Kept> kept;
-  std::vector<std::string> keep;                           // names of ops
+  std::vector<std::string> keep;  // names of ops
+  int keep_all = 0;  // regions around the call whose ops are all kept
   std::vector<std::shared_ptr<CheckpointFrame>> children;  // nested, in order
   std::vector<const char*> ops;  // names, in order: replays run the same
   bool complete = false;         // the first run is over

@@ -702,20 +702,6 @@ TEST(Bug, B19_NothingStaysAlive) {
   EXPECT_EQ(live_nodes(), storages);
 }
 
-// Replays nest no deeper than checkpoints do.
-TEST(Bug, B09_ManyCheckpointsInARow) {
-  auto block = [](const Tensor& x) { return scale(x, 1.0); };
-  Tape tape;
-  const Tensor x = tape.input(number(2));
-  const Tensor loss = record(tape, [&] {
-    Tensor h = x;
-    for (int i = 0; i < 2000; ++i) h = checkpoint(true, block, h);
-    return sum(h);
-  });
-  ParameterGradients grads;
-  EXPECT_EQ(value(tape.backward(loss, grads)[0]), 1);
-}
-
 TEST(Bug, B14_UseSitesAreThoseOfTheCall) {
   const Parameter w = weight(3);
   auto block = [&](const Tensor& x) { return times(x, w); };

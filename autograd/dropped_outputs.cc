@@ -25,10 +25,14 @@ void DroppedOutputs::add(Function fn, const Tensor& x, const Tensor& y) {
       << "only an output of its own is dropped, not " << y;
   auto saved = std::make_shared<SavedTensor>();
   saved->save(x);
+  internal::current_tape()->unowned.push_back(saved);
   outputs_.push_back({y.storage(), [fn = std::move(fn), saved] {
                         const GradModeScope off(GradMode::kOff);
                         const internal::FrameSuspended alone;
-                        return fn(saved->unpack()).storage();
+                        const Tensor x = saved->unpack();
+                        CHECK(x) << "a dropped output is read after its tape "
+                                 << "is gone";
+                        return fn(x).storage();
                       }});
 }
 

@@ -97,6 +97,10 @@ class OffloadGraph::Window : public SavedTensorHooks {
     const double start = now();
     const auto bytes = static_cast<int64_t>(storage.bytes());
     OffloadCounters& counters = graph_.counters_;
+    if (storage.residency() != Residency::kResident) {
+      ++counters.repeated;  // another window moves it
+      return;
+    }
     if (storage.copy_out()) {
       ++counters.copies;
       counters.copied_bytes += bytes;

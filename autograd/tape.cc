@@ -151,6 +151,9 @@ void Tape::State::retain(const std::shared_ptr<SavedTensorHooks>& wanted) {
 Tape::State::~State() {
   CHECK(current != this) << "tape '" << name << "' ends while it records";
   for (size_t i = nodes.size(); i-- > 0;) free_node(i);
+  for (const auto& saved : unowned) {
+    if (const auto alive = saved.lock()) alive->reset();
+  }
   give_chunks(std::move(chunks));
   LiveTapes& registry = live_tapes();
   std::lock_guard lock(registry.mutex);

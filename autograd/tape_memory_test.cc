@@ -1,8 +1,7 @@
 // What tapes hold, and when they let go of it.
-#include <pthread.h>
-
 #include <memory>
 
+#include "autograd/small_stack.h"
 #include "autograd/tape.h"
 #include "autograd/test_ops.h"
 #include "gtest/gtest.h"
@@ -11,6 +10,7 @@ namespace tapeline {
 namespace {
 
 using test_ops::factor;
+using test_ops::on_small_stack;
 using test_ops::parameter;
 using test_ops::pass;
 using test_ops::plus;
@@ -136,29 +136,6 @@ TEST(TapeMemory, IntegerOutputsGetNoGradient) {
   EXPECT_LT(device.pool().stats().peak - before, 1 << 20);
 }
 
-// Runs f on a thread with a stack of 64 KiB.
-void on_small_stack(void (*f)(void*), void* argument) {
-  pthread_attr_t attributes;
-  ASSERT_EQ(pthread_attr_init(&attributes), 0);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 64 << 10), 0);
-  pthread_t thread;
-  struct Call {
-    void (*f)(void*);
-    void* argument;
-  } call{f, argument};
-  ASSERT_EQ(pthread_create(
-                &thread, &attributes,
-                [](void* p) -> void* {
-                  const auto* c = static_cast<Call*>(p);
-                  c->f(c->argument);
-                  return nullptr;
-                },
-                &call),
-            0);
-  pthread_join(thread, nullptr);
-  pthread_attr_destroy(&attributes);
-}
-
 struct Chain {
   std::unique_ptr<Tape> tape = std::make_unique<Tape>();
   Tensor y;
@@ -182,19 +159,16 @@ TEST(TapeMemory, AMillionNodesAreFreedWithoutRecursion) {
   const int64_t nodes = live_nodes();
   Chain chain(1'000'000);
   EXPECT_EQ(live_nodes(), nodes + 1'000'000);
-  on_small_stack([](void* c) { static_cast<Chain*>(c)->tape.reset(); }, &chain);
+  on_small_stack([&] { chain.tape.reset(); });
   EXPECT_EQ(live_nodes(), nodes);
 }
 
 TEST(TapeMemory, GoingBackNeedsNoDeepStack) {
   Chain chain(100'000);
-  on_small_stack(
-      [](void* argument) {
-        auto* c = static_cast<Chain*>(argument);
-        ParameterGradients grads;
-        c->dx = c->tape->backward(c->y, grads);
-      },
-      &chain);
+  on_small_stack([&] {
+    ParameterGradients grads;
+    chain.dx = chain.tape->backward(chain.y, grads);
+  });
   EXPECT_EQ(chain.dx[0].to_vector<float>(), std::vector<float>{1});
 }
 

@@ -25,6 +25,8 @@ struct Tape::State {
   // Output gradients that W parts still need, per node (backward_inputs only).
   std::vector<std::vector<Tensor>> weight_stash;
   std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
+  // Saved tensors that no node owns; they end with the tape at the latest.
+  std::vector<std::weak_ptr<SavedTensor>> unowned;
   // Nodes not freed yet. Written by the tape's thread alone, so without the
   // price of a shared counter.
   std::atomic<int64_t> live{0};

@@ -26,8 +26,7 @@ Tensor LatentAttention::over_all_keys(const MlaStates& s, Context& ctx) const {
 Tensor LatentAttention::over_selected_keys(
     const MlaStates& s, const DsaSelection& selected,
     const std::optional<IndexerStates>& index, Context& ctx) const {
-  const bool trains =
-      index && training != IndexerTraining::kFrozen && ctx.weights.indexer != 0;
+  const bool trains = index.has_value();
   Tensor query_THD, key_SD, y_TD;
   SparseAttention a;
   if (absorbed || trains || ctx.cache != nullptr) {
@@ -72,10 +71,20 @@ AttentionOutput LatentAttention::operator()(
   DsaSelection selected;
   if (indexer && !(reuses_given && shared)) {
     LayerScope scope("indexer");
-    index = indexer->project(x_TD.detach(), s.query_latent_TQ.detach(),
-                             ctx.index_rope);
-    index->key_SI = ctx.cached(layer, "index_key", index->key_SI);
-    selected = stash([&] { return indexer->select(*index, ctx.sequence); });
+    const auto project = [&] {
+      IndexerStates states = indexer->project(
+          x_TD.detach(), s.query_latent_TQ.detach(), ctx.index_rope);
+      states.key_SI = ctx.cached(layer, "index_key", states.key_SI);
+      return states;
+    };
+    // One that learns is projected again on a replay; of another a replay needs
+    // its choice alone.
+    if (training != IndexerTraining::kFrozen && ctx.weights.indexer != 0) {
+      index = project();
+    }
+    selected = stash([&] {
+      return indexer->select(index ? *index : project(), ctx.sequence);
+    });
   } else {
     CHECK(shared) << "layer " << layer
                   << " shares an index selection, but none was given; ";

@@ -146,31 +146,53 @@ TEST_F(Tiny, ThreadsNeverChangeABit) {
   for (const std::string& other : hashes) EXPECT_EQ(other, hashes[0]);
 }
 
-// Recomputing layers in backward changes nothing but what is saved.
-TEST_F(Tiny, RecomputationChangesNoBit) {
+// Recomputing layers in backward, or waiting elsewhere for it, changes nothing
+// but where memory goes.
+TEST_F(Tiny, RecomputationAndOffloadChangeNoBit) {
   struct Policy {
     std::vector<std::string> sets;
-    int layers;  // recomputed, of six and one prediction layer
+    int layers;        // recomputed, of six and one prediction layer
+    int windows = 0;   // of activations that are copied, of six
+    bool ids = false;  // one selection is: that of layer 2, behind layer 3
   };
+  constexpr int64_t kTokens = 48;
   std::vector<StepRecord> want;
   for (const Policy& policy : std::vector<Policy>{
            {{"recompute.policy=none"}, 0},
            {{"recompute.policy=full"}, 7},
            {{"recompute.policy=every_n", "recompute.every=2"}, 3},
-           {{"recompute.policy=ratio", "recompute.ratio=0.6"}, 4}}) {
+           {{"recompute.policy=ratio", "recompute.ratio=0.6"}, 4},
+           {{"offload.activations=true"}, 0, 5},
+           {{"offload.ids=true", "recompute.policy=full"}, 7, 0, true},
+           {{"offload.activations=true", "offload.ids=true",
+             "recompute.policy=keep",
+             "recompute.keep=[\"linear\", \"sparse_attention\"]"},
+            7,
+            5,
+            true},
+           {{"offload.activations=true", "offload.ids=true",
+             "recompute.policy=every_n", "recompute.every=3",
+             "recompute.drop_norms=true"},
+            2,
+            5,
+            true}}) {
     std::vector<std::string> sets = policy.sets;
     for (const char* set :
-         {"train.seq_len=48", "train.micro_batches=2",
+         {"train.seq_len=48", "train.micro_batches=2", "offload.strict=true",
           "loss.z_coefficient=0.001", "loss.balance_coefficient=0.01",
           "loss.router_bias_rate=0.01"}) {
       sets.push_back(set);
     }
-    SCOPED_TRACE(sets[0]);
+    SCOPED_TRACE(testing::PrintToString(policy.sets));
     const auto made = make(config(sets));
     for (size_t step = 0; step < 3; ++step) {
       const StepRecord got = made->trainer->step(/*hash=*/true);
       EXPECT_EQ(got.replays, 2 * policy.layers);
-      if (policy.layers == 0) {
+      EXPECT_EQ(
+          got.offload_bytes,
+          2 * kTokens * (policy.windows * 128 * 4 + (policy.ids ? 64 * 4 : 0)));
+      EXPECT_EQ(made->trainer->offload_status(), absl::OkStatus());
+      if (want.size() <= step) {
         want.push_back(got);
         continue;
       }
