@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "autograd/checkpoint_frame.h"
@@ -13,80 +14,48 @@ namespace tapeline {
 using internal::CheckpointBody;
 using internal::CheckpointFrame;
 using internal::FrameScope;
-using internal::TouchedTensor;
+using internal::Touched;
+using internal::Watched;
 
 namespace {
 
 std::atomic<int64_t> replay_count{0}, stash_read_count{0}, kept_op_count{0};
 
-// What of the surroundings a replay sees as the first run did.
-struct Surroundings {
-  int site = use_site();
-  uint32_t scope = layer_scope();
-};
-
 struct OutputSpec {
-  bool defined, requires_grad;
-  Shape shape;
-  DType dtype;
+  bool requires_grad = false;
   bool passed_on = false;  // a differentiable tensor from outside: no output
+  DType dtype = DType::kF32;
+  Shape shape;
 };
-OutputSpec spec_of(const Tensor& x) {
-  if (!x) return {false, false, {}, DType::kF32};
-  return {true, x.requires_grad, x.shape(), x.dtype()};
-}
-
-// A tensor's storage and how often it was written.
-using Version = std::pair<Tensor, uint32_t>;
-// `where` makes the message's beginning, on failure alone.
-template <class Where>
-void check_versions(const std::vector<Version>& versions, const Where& where) {
-  for (const auto& [tensor, version] : versions) {
-    CHECK_EQ(tensor.storage()->version(), version)
-        << where() << "a tensor it uses was written in place: " << tensor
-        << "; ";
-  }
-}
 
 class CheckpointNode : public Node {
  public:
   void backward_inputs(Backward& b) override {
-    local_ = std::make_unique<Tape>("replay of '" +
-                                    layer_path(surroundings.scope) + "'");
-    check_versions(constants, [&] { return where(); });
     for (const ParameterUse& use : parameters) use.value();
-    std::vector<Tensor> inputs;
-    for (int i = 0; i < leaf_count; ++i) {
-      inputs.push_back(leaves[i] ? leaves[i].unpack() : Tensor());
+    for (const Watched& constant : constants) {
+      constant.value("a tensor it uses");
     }
+    local_ = std::make_unique<Tape>("replay of '" + layer_path(scope) + "'");
+    std::vector<Tensor> values;
+    for (const SavedTensor& leaf : leaves) values.push_back(leaf.unpack());
     std::vector<Seed> seeds;
     for (size_t e = 0; e < touched.size(); ++e) {
-      const Tensor local = local_->input(edge_value(touched[e], inputs));
-      local_->state()->captures[{touched[e].tape, touched[e].slot}] =
-          local.slot;
+      const Touched& t = touched[e];
+      const Tensor local =
+          local_->input(t.leaf < 0 ? t.captured->value("a captured tensor")
+                                   : values[static_cast<size_t>(t.leaf)]);
+      local_->state()->captures[t.at] = local.slot;
       // What arrived from later uses comes first, as without a checkpoint.
       if (Tensor partial = b.take(static_cast<int>(e))) {
         seeds.push_back({local, std::move(partial)});
       }
     }
-    std::vector<Tensor> outputs = replay(std::move(inputs));
-    CHECK_EQ(outputs.size(), specs.size()) << where() << "another structure; ";
-    int differentiable = 0;
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const OutputSpec now = spec_of(outputs[i]), then = specs[i];
-      CHECK(now.defined == then.defined && now.shape == then.shape &&
-            now.dtype == then.dtype &&
-            (then.passed_on || now.requires_grad == then.requires_grad))
-          << where() << "output " << i << " is " << outputs[i] << ", it was "
-          << then.shape << " " << name_of(then.dtype)
-          << (then.requires_grad ? " with" : " without") << " gradient";
-      if (!then.requires_grad || then.passed_on) continue;
-      const Tensor& gradient = b.grad(differentiable++);
-      if (gradient) seeds.push_back({outputs[i], gradient});
+    // Inputs have the places of the outer tape: ops find their slots through
+    // the captures.
+    for (const auto& [leaf, at] : places) {
+      internal::set_position(values[leaf], at);
     }
-    outputs.clear();
-    replay_count.fetch_add(1, std::memory_order_relaxed);
-    Device::current().pool().note(MemoryEvent::kReplay, {});
+    add_seeds(replay(std::move(values)), b, seeds);
     const bool both = b.parts() == Parts::kBoth;
     std::vector<Tensor> gradients =
         both ? local_->backward(seeds, b.parameter_gradients())
@@ -94,22 +63,14 @@ class CheckpointNode : public Node {
     for (size_t e = 0; e < gradients.size(); ++e) {
       if (gradients[e]) b.add(static_cast<int>(e), std::move(gradients[e]));
     }
-    if (both) {
-      local_.reset();
-      return;
-    }
     // What W still needs is the local tape, if anything.
-    leaves.reset();
-    leaf_count = 0;
+    if (both || !local_->state()->has_weights()) local_.reset();
+    if (b.retained() || both) return;
+    leaves.clear();
     touched.clear();
     constants.clear();
     frame.reset();
     body.reset();
-    const auto& stash = local_->state()->weight_stash;
-    if (std::all_of(stash.begin(), stash.end(),
-                    [](const auto& grads) { return grads.empty(); })) {
-      local_.reset();
-    }
   }
   bool has_weights() const override { return local_ != nullptr; }
   void backward_weights(Backward& b) override {
@@ -117,49 +78,49 @@ class CheckpointNode : public Node {
     local_.reset();
   }
 
-  std::shared_ptr<CheckpointBody> body;
+  std::unique_ptr<CheckpointBody> body;
   std::shared_ptr<CheckpointFrame> frame;
-  Surroundings surroundings;
-  std::vector<TouchedTensor> touched;  // this node's inputs
-  std::vector<OutputSpec> specs;
+  int site = use_site();
+  std::vector<SavedTensor> leaves;
+  // Leaves that require grad, and where they are on the outer tape.
+  std::vector<std::pair<size_t, TapePosition>> places;
+  std::vector<Touched> touched;  // this node's inputs
   std::vector<ParameterUse> parameters;
-  std::vector<Version> constants;
-  std::unique_ptr<SavedTensor[]> leaves;
-  std::vector<int> edge_of_leaf;  // its place in `touched`; -1: no gradient
-  int leaf_count = 0;
+  std::vector<Watched> constants;
+  std::vector<OutputSpec> specs;
 
  private:
-  std::string where() const {
-    return "[checkpoint] replay of layer '" + layer_path(surroundings.scope) +
-           "' differs: ";
-  }
-  Tensor edge_value(const TouchedTensor& t,
-                    const std::vector<Tensor>& inputs) const {
-    if (t.leaf >= 0) return inputs[static_cast<size_t>(t.leaf)];
-    CHECK_EQ(t.value.storage()->version(), t.version)
-        << where() << "a captured tensor was written in place: " << t.value
-        << "; ";
-    return t.value;
+  std::vector<Tensor> replay(std::vector<Tensor> inputs) {
+    const UseSite at_site(site);
+    const RecordScope recording(*local_);
+    FrameScope running(*frame, Phase::kReplay, local_->state(), nullptr);
+    std::vector<Tensor> outputs = body->run(std::move(inputs));
+    running.end();
+    replay_count.fetch_add(1, std::memory_order_relaxed);
+    Device::current().pool().note(MemoryEvent::kReplay, {});
+    return outputs;
   }
 
-  std::vector<Tensor> replay(std::vector<Tensor> inputs) {
-    // Handles of the outer tape: ops find their slots through the captures.
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (edge_of_leaf[i] < 0) continue;
-      const TouchedTensor& t = touched[static_cast<size_t>(edge_of_leaf[i])];
-      Tensor& x = inputs[i];
-      x.requires_grad = true;
-      x.tape = t.tape;
-      x.slot = t.slot;
+  void add_seeds(const std::vector<Tensor>& outputs, Backward& b,
+                 std::vector<Seed>& seeds) const {
+    const std::string differs = "' differs: ";
+    CHECK_EQ(outputs.size(), specs.size())
+        << "[checkpoint] replay of layer '" << layer_path(scope) << differs
+        << "another structure; ";
+    int differentiable = 0;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const Tensor& now = outputs[i];
+      const OutputSpec& then = specs[i];
+      CHECK(now.shape() == then.shape && now.dtype() == then.dtype &&
+            (then.passed_on || now.requires_grad == then.requires_grad))
+          << "[checkpoint] replay of layer '" << layer_path(scope) << differs
+          << "output " << i << " is " << now << ", it was " << then.shape << " "
+          << name_of(then.dtype) << (then.requires_grad ? " with" : " without")
+          << " gradient";
+      if (!then.requires_grad || then.passed_on) continue;
+      const Tensor& gradient = b.grad(differentiable++);
+      if (gradient) seeds.push_back({now, gradient});
     }
-    const UseSite site(surroundings.site);
-    const internal::LayerScopeAt scope(surroundings.scope);
-    const RecordScope recording(*local_);
-    const FrameScope running(*frame, Phase::kReplay, /*shadow=*/false,
-                             local_->state());
-    std::vector<Tensor> outputs = body->run(inputs);
-    running.check_complete();
-    return outputs;
   }
 
   std::unique_ptr<Tape> local_;
@@ -178,6 +139,11 @@ CheckpointCounters checkpoint_counters() {
 
 namespace internal {
 
+bool records() {
+  return grad_mode() == GradMode::kShadow ||
+         (grad_mode() == GradMode::kOn && current_tape() != nullptr);
+}
+
 bool stashing() { return FrameScope::current() != nullptr; }
 
 std::shared_ptr<void> next_stash(const std::type_info& type) {
@@ -187,13 +153,13 @@ std::shared_ptr<void> next_stash(const std::type_info& type) {
 }
 
 void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
-                const std::vector<Tensor>& tensors) {
-  std::vector<Version> versions;
-  for (const Tensor& t : tensors) {
-    if (t) versions.emplace_back(t, t.storage()->version());
+                const std::vector<Tensor*>& tensors) {
+  CheckpointFrame::Stashed stashed{std::move(value), &type, {}};
+  for (const Tensor* x : tensors) {
+    CHECK(!x->requires_grad) << "[stash] " << *x << " requires a gradient";
+    if (*x) stashed.tensors.emplace_back(*x);
   }
-  FrameScope::current()->frame().stash.push_back(
-      {std::move(value), &type, std::move(versions)});
+  FrameScope::current()->keep_stash(std::move(stashed));
 }
 
 bool take_kept(const char* op, std::initializer_list<Tensor*> outputs) {
@@ -209,110 +175,100 @@ void keep_outputs(const char* op, std::initializer_list<Tensor*> outputs) {
 }
 
 KeepScope::KeepScope() {
-  if (FrameScope::current() != nullptr) FrameScope::current()->keep_all(1);
+  FrameScope* frame = FrameScope::current();
+  if (frame != nullptr) previous_ = frame->keep_all(true);
 }
 KeepScope::~KeepScope() {
-  if (FrameScope::current() != nullptr) FrameScope::current()->keep_all(-1);
+  FrameScope* frame = FrameScope::current();
+  if (frame != nullptr) frame->keep_all(previous_);
 }
 
-std::vector<Tensor> run_checkpoint(const RecomputePolicy& policy,
-                                   std::shared_ptr<CheckpointBody> body,
-                                   const std::vector<Tensor>& leaves) {
-  const bool records =
-      grad_mode() == GradMode::kOn && current_tape() != nullptr;
-  if (!records && grad_mode() == GradMode::kOn) return body->run(leaves);
+struct FirstRun::State {
+  State(const RecomputePolicy& policy, std::unique_ptr<CheckpointBody> made)
+      : body(std::move(made)), inputs(body->inputs()), frame(frame_of(policy)) {
+    scope.emplace(*frame, phase(), current_tape(), &inputs);
+    for (const Tensor* x : inputs) {
+      CHECK(!recording || !x->requires_grad || x->tape != 0)
+          << "[checkpoint] an input was made inside another checkpoint's run: "
+          << *x;
+      versions.push_back(*x ? x->storage()->version() : 0);
+    }
+  }
+
   // Inside another checkpoint the frame is the outer one's, so that its replay
-  // finds what this one kept.
-  FrameScope* outer = FrameScope::current();
-  std::shared_ptr<CheckpointFrame> frame =
-      outer != nullptr ? outer->next_child()
-                       : std::make_shared<CheckpointFrame>();
-  if (!frame->complete) frame->keep = policy.keep;
-  std::vector<Version> before;
-  for (const Tensor& leaf : leaves) {
-    if (!leaf) continue;
-    CHECK(!records || !leaf.requires_grad || leaf.tape != 0)
-        << "[checkpoint] an input was made inside another checkpoint's run: "
-        << leaf;
-    before.emplace_back(leaf, leaf.storage()->version());
+  // finds what this one kept. A first run that did not end left nothing.
+  static std::shared_ptr<CheckpointFrame> frame_of(
+      const RecomputePolicy& policy) {
+    FrameScope* outer = FrameScope::current();
+    std::shared_ptr<CheckpointFrame> frame =
+        outer != nullptr ? outer->next_child()
+                         : std::make_shared<CheckpointFrame>();
+    if (!frame->complete) *frame = {};
+    if (!frame->complete) frame->keep = policy.keep;
+    return frame;
   }
-  std::vector<TouchedTensor> touched;
-  std::vector<ParameterUse> parameters;
-  std::vector<Version> constants;
-  internal::TouchedIndex index;
-  std::vector<Tensor> outputs;
-  {
-    const GradModeScope shadow(GradMode::kShadow);
-    FrameScope running(*frame, phase(), /*shadow=*/true, current_tape());
-    outputs = body->run(leaves);
-    running.check_complete();
-    touched = running.take_touched(index);
-    parameters = running.take_parameters();
-    constants = running.take_constants();
+
+  std::unique_ptr<CheckpointBody> body;
+  const std::vector<Tensor*> inputs;
+  const std::shared_ptr<CheckpointFrame> frame;
+  const bool recording = grad_mode() == GradMode::kOn;
+  std::vector<uint32_t> versions;
+  std::optional<GradModeScope> shadow{GradMode::kShadow};
+  std::optional<FrameScope> scope;
+};
+
+FirstRun::FirstRun(const RecomputePolicy& policy,
+                   std::unique_ptr<CheckpointBody> body)
+    : state_(std::make_unique<State>(policy, std::move(body))) {}
+FirstRun::~FirstRun() = default;
+
+void FirstRun::finish(const std::vector<Tensor*>& outputs) {
+  State& s = *state_;
+  s.scope->end();
+  s.shadow.reset();
+  for (size_t i = 0; i < s.inputs.size(); ++i) {
+    const Tensor& x = *s.inputs[i];
+    CHECK(!x || x.storage()->version() == s.versions[i])
+        << "[checkpoint] layer '" << layer_path(layer_scope())
+        << "' writes its input: " << x;
   }
-  check_versions(before, [] {
-    return "[checkpoint] layer '" + layer_path(layer_scope()) +
-           "' writes its input: ";
-  });
-  if (!records) return outputs;
+  if (!s.recording) return;
   std::vector<Tensor*> differentiable;
   std::vector<OutputSpec> specs;
-  for (Tensor& output : outputs) {
-    specs.push_back(spec_of(output));
-    if (!specs.back().requires_grad) continue;
+  differentiable.reserve(outputs.size());
+  specs.reserve(outputs.size());
+  for (Tensor* y : outputs) {
     // What comes from outside goes back as it is: its later uses add to it in
     // the order they would have without the checkpoint.
-    if (output.tape != 0) {
-      specs.back().passed_on = true;
-      continue;
-    }
-    output = output.detach();
-    differentiable.push_back(&output);
+    const bool passed_on = y->requires_grad && y->tape != 0;
+    specs.push_back({y->requires_grad, passed_on, y->dtype(), y->shape()});
+    if (y->requires_grad && !passed_on) differentiable.push_back(y);
   }
-  if (differentiable.empty()) return outputs;
-  std::vector<Tensor> handles;
-  for (const TouchedTensor& t : touched) {
-    Tensor handle = t.value;
-    handle.requires_grad = true;
-    handle.tape = t.tape;
-    handle.slot = t.slot;
-    handles.push_back(std::move(handle));
-  }
-  std::vector<const Tensor*> edges;
-  for (const Tensor& handle : handles) edges.push_back(&handle);
-  auto* node = push_always<CheckpointNode>("checkpoint", edges, differentiable);
-  node->body = std::move(body);
-  node->frame = std::move(frame);
+  if (differentiable.empty()) return;
+  FrameScope& scope = *s.scope;
+  std::vector<TapePosition> edges;
+  edges.reserve(scope.touched.size());
+  for (const Touched& t : scope.touched) edges.push_back(t.at);
+  auto* node = push_at<CheckpointNode>("checkpoint", edges, differentiable);
   node->specs = std::move(specs);
-  node->parameters = std::move(parameters);
-  // Explicit inputs have their version checked by their saved tensor.
-  for (Version& c : constants) {
-    const uint64_t id = c.first.storage()->id();
-    if (std::none_of(leaves.begin(), leaves.end(), [&](const Tensor& leaf) {
-          return leaf && leaf.storage()->id() == id;
-        })) {
-      node->constants.push_back(std::move(c));
+  node->parameters = std::move(scope.parameters);
+  node->constants = std::move(scope.constants);
+  node->leaves = std::vector<SavedTensor>(s.inputs.size());
+  node->places.reserve(s.inputs.size());
+  for (size_t i = 0; i < s.inputs.size(); ++i) {
+    Tensor& x = *s.inputs[i];
+    if (x && x.requires_grad) {
+      const FrameScope::Place& place = scope.place_of(position(x));
+      if (place.touched >= 0) node->places.emplace_back(i, place.at);
     }
-  }
-  node->leaf_count = static_cast<int>(leaves.size());
-  node->leaves = std::make_unique<SavedTensor[]>(leaves.size());
-  for (size_t i = 0; i < leaves.size(); ++i) {
     // Saved through the hooks of the call, which may move its bytes: nothing
     // else of the node holds them.
-    if (leaves[i]) node->leaves[i].save(leaves[i]);
-    const int edge = leaves[i] && leaves[i].requires_grad
-                         ? index.find(touched, leaves[i])
-                         : -1;
-    node->edge_of_leaf.push_back(edge);
-    if (edge < 0) continue;
-    TouchedTensor& t = touched[static_cast<size_t>(edge)];
-    if (t.leaf >= 0) continue;
-    t.leaf = static_cast<int>(i);
-    t.value = Tensor();
+    node->leaves[i].save(std::exchange(x, Tensor()));
   }
-  node->touched = std::move(touched);
+  node->touched = std::move(scope.touched);
+  node->body = std::move(s.body);
+  node->frame = s.frame;
   node->frame->save_kept();
-  return outputs;
 }
 
 }  // namespace internal

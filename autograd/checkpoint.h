@@ -74,17 +74,51 @@ CheckpointCounters checkpoint_counters();
 
 namespace internal {
 
-// The function with its types erased: tensors of `in` to tensors of the output.
+// The function with its types erased, for replays.
 class CheckpointBody {
  public:
   virtual ~CheckpointBody() = default;
-  virtual std::vector<Tensor> run(const std::vector<Tensor>& leaves) = 0;
+  // Tensors of the input, undefined by now: the node saves them.
+  virtual std::vector<Tensor*> inputs() = 0;
+  // The output's tensors.
+  virtual std::vector<Tensor> run(std::vector<Tensor> inputs) = 0;
 };
 
-// The output's tensors, on the current tape.
-std::vector<Tensor> run_checkpoint(const RecomputePolicy& policy,
-                                   std::shared_ptr<CheckpointBody> body,
-                                   const std::vector<Tensor>& leaves);
+// A first run, from its construction to finish(): in Shadow mode, with a frame.
+// Without finish() it leaves nothing.
+class FirstRun {
+ public:
+  FirstRun(const RecomputePolicy& policy, std::unique_ptr<CheckpointBody> body);
+  ~FirstRun();
+  FirstRun(const FirstRun&) = delete;
+  FirstRun& operator=(const FirstRun&) = delete;
+  // Puts the node on the tape and the outputs behind it.
+  void finish(const std::vector<Tensor*>& outputs);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+// Is something recorded, or would it be?
+bool records();
+
+// The next kept value of the frame that runs, or null if it is to be made: then
+// keep_stash() follows. `type` has to be the same on a replay.
+bool stashing();
+std::shared_ptr<void> next_stash(const std::type_info& type);
+void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
+                const std::vector<Tensor*>& tensors);
+// A stashed function is one thing: what is inside it is none of the frame's.
+class FrameSuspended {
+ public:
+  FrameSuspended();
+  ~FrameSuspended();
+  FrameSuspended(const FrameSuspended&) = delete;
+  FrameSuspended& operator=(const FrameSuspended&) = delete;
+
+ private:
+  void* suspended_;
+};
 
 // Runs `make`, which writes an op's outputs, or takes what was kept of them.
 bool take_kept(const char* op, std::initializer_list<Tensor*> outputs);
@@ -103,76 +137,44 @@ class KeepScope {
   ~KeepScope();
   KeepScope(const KeepScope&) = delete;
   KeepScope& operator=(const KeepScope&) = delete;
-};
-
-// The next kept value of the frame that runs, or null if it is to be made: then
-// keep_stash() follows. `type` has to be the same on a replay.
-bool stashing();
-std::shared_ptr<void> next_stash(const std::type_info& type);
-void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
-                const std::vector<Tensor>& tensors);
-// A stashed function is one thing: what is inside it is none of the frame's.
-class FrameSuspended {
- public:
-  FrameSuspended();
-  ~FrameSuspended();
-  FrameSuspended(const FrameSuspended&) = delete;
-  FrameSuspended& operator=(const FrameSuspended&) = delete;
 
  private:
-  void* suspended_;
+  bool previous_ = false;
 };
 
 template <class Tree>
-std::vector<Tensor> tensors_of(Tree& tree) {
-  std::vector<Tensor> out;
+std::vector<Tensor*> tensors_of(Tree& tree) {
+  std::vector<Tensor*> out;
   visit_leaves(tree, [&](auto& leaf) {
-    static_assert(std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>,
+    static_assert(std::is_same_v<decltype(leaf), Tensor&>,
                   "a checkpoint's inputs and outputs are tensors");
-    out.push_back(leaf);
+    out.push_back(&leaf);
   });
   return out;
-}
-template <class Tree>
-void set_tensors(Tree& tree, const std::vector<Tensor>& tensors) {
-  size_t i = 0;
-  visit_leaves(tree, [&](auto& leaf) { leaf = tensors[i++]; });
-  CHECK_EQ(i, tensors.size());
 }
 
 template <class F, class In, class... Context>
 class TypedBody : public CheckpointBody {
  public:
-  using Out =
-      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
-
   TypedBody(F& fn, const In& in, Context&... context)
-      : fn_(fn), context_(context...), in_(in) {
-    // The node keeps the structure; the tensors are saved through hooks.
-    visit_leaves(in_, [](Tensor& leaf) { leaf = Tensor(); });
-  }
+      : fn_(fn), context_(context...), in_(in) {}
 
-  std::vector<Tensor> run(const std::vector<Tensor>& leaves) override {
+  std::vector<Tensor*> inputs() override { return tensors_of(in_); }
+  std::vector<Tensor> run(std::vector<Tensor> inputs) override {
     In in = in_;
-    set_tensors(in, leaves);
-    Out out = std::apply(
+    size_t i = 0;
+    for (Tensor* x : tensors_of(in)) *x = std::move(inputs[i++]);
+    auto out = std::apply(
         [&](auto&... c) { return fn_(std::as_const(in), c...); }, context_);
-    std::vector<Tensor> tensors = tensors_of(out);
-    if (!out_) out_ = std::make_unique<Out>(std::move(out));
-    return tensors;
-  }
-  // The first run's output, which is not kept.
-  Out take() {
-    Out out = std::move(*out_);
-    *out_ = {};
-    return out;
+    std::vector<Tensor> outputs;
+    for (Tensor* y : tensors_of(out)) outputs.push_back(std::move(*y));
+    return outputs;
   }
 
  private:
   F& fn_;
   std::tuple<Context&...> context_;
   In in_;
-  std::unique_ptr<Out> out_;
 };
 
 }  // namespace internal
@@ -180,15 +182,14 @@ class TypedBody : public CheckpointBody {
 template <class F, class In, class... Context>
 auto checkpoint(const RecomputePolicy& policy, F& fn, const In& in,
                 Context&... context) {
-  using Body = internal::TypedBody<F, In, Context...>;
-  if (!policy.recompute || grad_mode() == GradMode::kOff) {
-    return typename Body::Out(fn(in, context...));
-  }
-  auto body = std::make_shared<Body>(fn, in, context...);
-  const std::vector<Tensor> outputs =
-      internal::run_checkpoint(policy, body, internal::tensors_of(in));
-  typename Body::Out out = body->take();
-  internal::set_tensors(out, outputs);
+  using Out =
+      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
+  if (!policy.recompute || !internal::records()) return Out(fn(in, context...));
+  internal::FirstRun run(
+      policy, std::make_unique<internal::TypedBody<F, In, Context...>>(
+                  fn, in, context...));
+  Out out = fn(in, context...);
+  run.finish(internal::tensors_of(out));
   return out;
 }
 
@@ -210,9 +211,6 @@ auto stash(F&& f) -> std::invoke_result_t<F> {
     return *static_cast<T*>(kept.get());
   }
   auto value = std::make_shared<T>(make());
-  for (const Tensor& t : internal::tensors_of(*value)) {
-    CHECK(!t.requires_grad) << "[stash] " << t << " requires a gradient";
-  }
   internal::keep_stash(value, typeid(T), internal::tensors_of(*value));
   return *value;
 }

@@ -266,7 +266,7 @@ TEST(BugDeathTest, B25_AKeptValueThatWasWrittenIsAnError) {
       "a tensor saved for backward was written in place");
   inside = true;
   EXPECT_DEATH(record(tape, [&] { return checkpoint(policy, block, x); }),
-               "writes the kept output of square");
+               "a kept output was written in place");
   inside = false;
   EXPECT_EQ(value(tape.backward(loss, grads)[0]), 12);
 }

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "runtime/tensor.h"
 
@@ -51,6 +52,13 @@ class SavedTensor {
   ~SavedTensor() { drop(); }
   SavedTensor(const SavedTensor&) = delete;
   SavedTensor& operator=(const SavedTensor&) = delete;
+  SavedTensor(SavedTensor&& other) noexcept
+      : kept_(std::move(other.kept_)),
+        entries_(other.entries_),
+        hooks_(std::exchange(other.hooks_, 0)),
+        version_(other.version_),
+        op_(other.op_),
+        scope_(other.scope_) {}
 
   // Call at most once, from within an op being recorded. Undefined tensors are
   // kept as such.

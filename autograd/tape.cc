@@ -71,18 +71,15 @@ std::string tape_name(uint64_t id) {
                                    : "tape '" + found->second->name + "'";
 }
 
-// The slot of an input on this tape; 0 if it wants no gradient.
-uint32_t slot_on(const Tape::State& tape, const Tensor& x, const char* op) {
-  if (!x.requires_grad) return 0;
-  if (x.tape != tape.id && !tape.captures.empty()) {
-    const auto captured = tape.captures.find({x.tape, x.slot});
-    if (captured != tape.captures.end()) return captured->second;
-  }
-  CHECK_EQ(x.tape, tape.id)
-      << "[" << op << "] a tensor of " << tape_name(x.tape)
+uint32_t slot_on(const Tape::State& tape, const TapePosition& at,
+                 const char* op, const Tensor& x = {}) {
+  if (at.first == tape.id) return at.second;
+  const auto captured = tape.captures.find(at);
+  CHECK(captured != tape.captures.end())
+      << "[" << op << "] a tensor of " << tape_name(at.first)
       << " is used on tape '" << tape.name << "': " << x
       << "; detach() it or mark it with input()";
-  return x.slot;
+  return captured->second;
 }
 
 // Adds into a slot, rounding after the addition; takes the tensor over when it
@@ -239,20 +236,24 @@ Recording begin(const char* name, std::span<const Tensor* const> inputs,
 
 void* allocate_node(size_t bytes) { return current->allocate(bytes); }
 
-void finish(Node* node, const char* name, std::span<const Tensor* const> inputs,
+uint32_t slot_of(const Tensor& x, const char* op) {
+  return x.requires_grad ? slot_on(*current, position(x), op, x) : 0;
+}
+uint32_t slot_at(const TapePosition& at, const char* op) {
+  return slot_on(*current, at, op);
+}
+
+void finish(Node* node, const char* name, size_t inputs,
             std::span<Tensor* const> outputs) {
   Tape::State& tape = *current;
   tape.live.store(tape.live.load(std::memory_order_relaxed) + 1,
                   std::memory_order_relaxed);
   node->name = name;
   node->scope = layer_scope();
-  node->inputs = static_cast<uint16_t>(inputs.size());
+  node->inputs = static_cast<uint16_t>(inputs);
   node->outputs = static_cast<uint16_t>(outputs.size());
-  node->input_slots = reinterpret_cast<uint32_t*>(
-      tape.allocate(inputs.size() * sizeof(uint32_t)));
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    node->input_slots[i] = slot_on(tape, *inputs[i], name);
-  }
+  node->input_slots =
+      reinterpret_cast<uint32_t*>(tape.allocate(inputs * sizeof(uint32_t)));
   node->output_slot = tape.next_slot;
   for (Tensor* output : outputs) {
     output->tape = tape.id;
@@ -339,8 +340,9 @@ std::vector<Tensor> sweep(Tape::State& tape, const std::vector<Seed>& seeds,
           seed.grad.dtype() == seed.output.dtype())
         << "backward from " << seed.output << " with a gradient that is "
         << seed.grad;
-    add_to_slot(tape.slots[slot_on(tape, seed.output, "backward")],
-                Tensor(seed.grad));
+    add_to_slot(
+        tape.slots[slot_on(tape, internal::position(seed.output), "backward")],
+        Tensor(seed.grad));
   }
   if (parts == Parts::kInputs) tape.weight_stash.resize(tape.nodes.size());
   for (size_t i = tape.nodes.size(); i-- > 0;) {

@@ -27,6 +27,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -40,6 +41,9 @@
 namespace tapeline {
 
 class Backward;
+
+// Where a tensor was made: the tape's id and a slot.
+using TapePosition = std::pair<uint64_t, uint32_t>;
 
 // One recorded op. Concrete nodes add what they saved.
 class Node {
@@ -221,8 +225,17 @@ Recording begin(const char* name, std::span<const Tensor* const> inputs,
                 std::span<const Parameter* const> parameters,
                 std::span<Tensor* const> outputs);
 void* allocate_node(size_t bytes);
-void finish(Node* node, const char* name, std::span<const Tensor* const> inputs,
+void finish(Node* node, const char* name, size_t inputs,
             std::span<Tensor* const> outputs);
+// Slots on the current tape, through its captures; of a tensor 0 where it wants
+// no gradient.
+uint32_t slot_of(const Tensor& x, const char* op);
+uint32_t slot_at(const TapePosition& at, const char* op);
+inline TapePosition position(const Tensor& x) { return {x.tape, x.slot}; }
+inline void set_position(Tensor& x, const TapePosition& at) {
+  x.requires_grad = true;
+  std::tie(x.tape, x.slot) = at;
+}
 
 }  // namespace internal
 
@@ -238,7 +251,10 @@ N* push_many(const char* name, std::span<const Tensor* const> inputs,
     return nullptr;
   }
   N* node = new (internal::allocate_node(sizeof(N))) N;
-  internal::finish(node, name, inputs, outputs);
+  internal::finish(node, name, inputs.size(), outputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    node->input_slots[i] = internal::slot_of(*inputs[i], name);
+  }
   return node;
 }
 template <class N>
@@ -250,13 +266,17 @@ N* push(const char* name, std::initializer_list<const Tensor*> inputs,
                       {parameters.begin(), parameters.size()});
 }
 
-// The same whatever the inputs are: a node whose outputs require grad.
+// A node whose outputs require grad, and whose inputs are known by their places
+// alone.
 template <class N>
-N* push_always(const char* name, std::span<const Tensor* const> inputs,
-               std::span<Tensor* const> outputs) {
+N* push_at(const char* name, std::span<const TapePosition> inputs,
+           std::span<Tensor* const> outputs) {
   for (Tensor* output : outputs) output->requires_grad = true;
   N* node = new (internal::allocate_node(sizeof(N))) N;
-  internal::finish(node, name, inputs, outputs);
+  internal::finish(node, name, inputs.size(), outputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    node->input_slots[i] = internal::slot_at(inputs[i], name);
+  }
   return node;
 }
 

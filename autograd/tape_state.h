@@ -1,6 +1,7 @@
 // The inside of a Tape, for the files of this folder.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -31,13 +32,18 @@ struct Tape::State {
   // price of a shared counter.
   std::atomic<int64_t> live{0};
   // Of a replay's tape: inputs by the (tape, slot) they have outside.
-  absl::flat_hash_map<std::pair<uint64_t, uint32_t>, uint32_t> captures;
+  absl::flat_hash_map<TapePosition, uint32_t> captures;
   bool consumed = false, running = false;
 
   ~State();
   // Memory for the tape's lifetime, aligned to 16.
   std::byte* allocate(size_t bytes);
   void free_node(size_t index);
+  // Whether a W part waits.
+  bool has_weights() const {
+    return std::any_of(weight_stash.begin(), weight_stash.end(),
+                       [](const auto& grads) { return !grads.empty(); });
+  }
   // Keeps hooks alive as long as the tape.
   void retain(const std::shared_ptr<SavedTensorHooks>& hooks);
 };
