@@ -287,27 +287,157 @@ std::vector<std::string> hashes(const std::string& metrics) {
   return out;
 }
 
-TEST(Train, RecomputationGivesTheSameHashesAtEveryStep) {
+// Ways to need less memory, and what of each step's metrics shows that they
+// were taken.
+TEST(Train, SavingMemoryGivesTheSameHashesAtEveryStep) {
   const TempFolder folder;
   const std::string config = small_config(folder);
+  const std::string none = "\"replays\": 0,", stay = "\"offload_bytes\": 0,";
+  const struct {
+    std::string name;
+    std::vector<std::string> sets;
+    bool replays, moves;
+  } cases[] = {
+      {"plain", {}, false, false},
+      {"full", {"recompute.policy=full"}, true, false},
+      {"every", {"recompute.policy=every_n", "recompute.every=2"}, true, false},
+      {"keep",
+       {"recompute.policy=keep",
+        "recompute.keep=[\"sparse_attention\", \"linear\"]"},
+       true,
+       false},
+      {"norms", {"recompute.drop_norms=true"}, false, false},
+      {"activations", {"offload.activations=true"}, false, true},
+      {"ids", {"recompute.policy=full", "offload.ids=true"}, true, true},
+      {"both",
+       {"recompute.policy=ratio", "recompute.ratio=0.5",
+        "offload.activations=true", "offload.ids=true"},
+       true,
+       true},
+  };
   std::vector<std::string> want;
-  for (const char* policy : {"none", "full"}) {
-    const std::string name = std::string("recompute_") + policy;
-    const ChildResult r =
-        tapeline_run({"train", "--config", config, "--set", "run.name=" + name,
-                      "--set", std::string("recompute.policy=") + policy,
-                      "--set", "debug.hash_every=1", "--set", "train.steps=3"});
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.name);
+    std::vector<std::string> words = {
+        "train",
+        "--config",
+        config,
+        "--set",
+        "run.name=" + c.name,
+        "--set",
+        "debug.hash_every=1",
+        "--set",
+        "train.steps=3",
+        "--set",
+        "offload.strict=true",
+        "--set",
+        "model.num_hidden_layers=5",
+        "--set",
+        "model.indexer_types=[\"full\", \"shared\", \"full\", "
+        "\"shared\", \"full\"]",
+        "--set",
+        "model.mlp_layer_types=[\"dense\", \"sparse\", \"sparse\", "
+        "\"dense\", \"sparse\"]"};
+    for (const std::string& set : c.sets) {
+      words.insert(words.end(), {"--set", set});
+    }
+    const ChildResult r = tapeline_run(words);
     ASSERT_EQ(r.code, 0) << r.err;
-    const std::vector<std::string> got =
-        hashes(folder / ("runs/" + name + "/metrics.jsonl"));
+    const std::string metrics = folder / ("runs/" + c.name + "/metrics.jsonl");
+    const std::vector<std::string> got = hashes(metrics);
     ASSERT_EQ(got.size(), 6u);
     if (want.empty()) want = got;
     EXPECT_EQ(got, want);
-    const std::string text =
-        read_file(folder / ("runs/" + name + "/metrics.jsonl")).value();
-    EXPECT_EQ(text.find("\"replays\": 0,") != std::string::npos,
-              std::string(policy) == "none");
+    const std::string text = read_file(metrics).value();
+    EXPECT_EQ(text.find(none) == std::string::npos, c.replays);
+    EXPECT_EQ(text.find(stay) == std::string::npos, c.moves);
   }
+}
+
+TEST(Train, AFullPinnedPoolIsCountedOrEndsTheRun) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  const std::vector<std::string> words = {"train",
+                                          "--config",
+                                          config,
+                                          "--set",
+                                          "train.steps=2",
+                                          "--set",
+                                          "train.seq_len=4096",
+                                          "--set",
+                                          "train.micro_batches=1",
+                                          "--set",
+                                          "offload.activations=true",
+                                          "--set",
+                                          "offload.pinned_cap_mib=1"};
+  std::vector<std::string> loose = words, strict = words;
+  loose.insert(loose.end(), {"--set", "run.name=loose"});
+  strict.insert(strict.end(),
+                {"--set", "run.name=strict", "--set", "offload.strict=true"});
+  const ChildResult went = tapeline_run(loose);
+  EXPECT_EQ(went.code, 0) << went.err;
+  EXPECT_NE(went.out.find("stay on the device"), std::string::npos) << went.out;
+  const ChildResult ended = tapeline_run(strict);
+  EXPECT_EQ(ended.code, 70);
+  EXPECT_NE(ended.err.find("raise offload.pinned_cap_mib"), std::string::npos)
+      << ended.err;
+}
+
+TEST(Train, WritesWhatMemoryItsFirstStepsTook) {
+  const TempFolder folder;
+  const ChildResult r = tapeline_run(
+      {"train", "--config", small_config(folder), "--set", "train.steps=2",
+       "--set", "debug.memory=1", "--set", "recompute.policy=full", "--set",
+       "offload.activations=true", "--set", "run.name=logged"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  const std::string lines =
+      read_file(folder / "runs/logged/memory.jsonl").value();
+  for (const char* word : {"\"allocate\"", "\"free\"", "\"evict\"", "\"load\"",
+                           "\"replay\"", "\"pass\": \"forward\"",
+                           "\"pass\": \"backward\"", "layers.1.self_attn"}) {
+    EXPECT_NE(lines.find(word), std::string::npos) << word;
+  }
+  const std::string trace =
+      read_file(folder / "runs/logged/trace/memory.json").value();
+  EXPECT_NE(trace.find("\"ph\": \"C\""), std::string::npos);
+  EXPECT_TRUE(parse_json(trace, "trace", 64).ok());
+}
+
+TEST(Plan, PrintsWhatARunDoes) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  const std::vector<std::string> sets = {"--config", config,
+                                         "--set",    "recompute.policy=full",
+                                         "--set",    "offload.activations=true",
+                                         "--set",    "offload.ids=true"};
+  std::vector<std::string> plan = {"plan", "--json"}, train = {"train"};
+  plan.insert(plan.end(), sets.begin(), sets.end());
+  train.insert(train.end(), sets.begin(), sets.end());
+  train.insert(train.end(), {"--set", "train.steps=2", "--set",
+                             "run.name=planned", "--set", "train.threads=1"});
+  const ChildResult planned = tapeline_run(plan);
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  const ChildResult ran = tapeline_run(train);
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json json = parse_json(planned.out, "plan", 64).value();
+  const std::string metrics =
+      read_file(folder / "runs/planned/metrics.jsonl").value();
+  const size_t second = metrics.find("\"step\": 2,");
+  ASSERT_NE(second, std::string::npos);
+  const auto expect_in_metrics = [&](const char* metric, const char* key) {
+    const std::string text =
+        std::string("\"") + metric + "\": " + json.find(key)->dump() + ",";
+    EXPECT_NE(metrics.find(text, second), std::string::npos) << text;
+  };
+  expect_in_metrics("pool_peak_bytes", "peak_bytes");
+  expect_in_metrics("offload_bytes", "offload_bytes");
+  expect_in_metrics("pinned_bytes", "pinned_bytes");
+  expect_in_metrics("replays", "replays");
+  EXPECT_GT(json.find("offload_bytes")->integer(), 0);
+  plan[1] = "--set=train.seq_len=64";
+  const ChildResult text = tapeline_run(plan);
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_NE(text.out.find("peak of the pool"), std::string::npos);
 }
 
 TEST(Train, OtherFamiliesTrainAndGenerate) {

@@ -29,6 +29,7 @@ INSTANTIATE_TEST_SUITE_P(
             "UnknownVerb", {"trian"}, {"'trian'", "did you mean 'train'"}},
         UsageCase{"FarVerb", {"zzz"}, {"no verb 'zzz'"}},
         UsageCase{"Parity", {"parity"}, {"--model is missing"}},
+        UsageCase{"Plan", {"plan"}, {"--config is missing"}},
         UsageCase{"Schedule", {"schedule"}, {"'schedule' is not available"}},
         UsageCase{"Bench", {"bench"}, {"'bench' is not available"}},
         UsageCase{"Ckpt", {"ckpt", "inspect"}, {"tapeline ckpt inspect DIR"}},

@@ -3,6 +3,7 @@
 
     python3 tools/results/tables.py training FILE.jsonl    # a run's metrics
     python3 tools/results/tables.py benchmark FILE.json    # Google Benchmark
+    python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
 """
 import json
 import sys
@@ -35,4 +36,32 @@ def benchmark(path):
         print(f"| {r['name']} | {r['total']:.0f} | {r['kernel']:.0f} | {r['net']:.0f} |")
 
 
-{"training": training, "benchmark": benchmark}[sys.argv[1]](sys.argv[2])
+def memory(path):
+    rows = [json.loads(line) for line in open(path)]
+
+    def mib(bytes_):
+        return f"{bytes_ / 2**20:.1f}"
+
+    def live(row, peak):  # without what no way changes
+        return row[peak] - sum(row[f"planned_{k}_bytes"] for k in ("parameter", "gradient", "optimizer", "head"))
+
+    def resident(row):  # pinned memory is the host's
+        return row["rss_peak_bytes"] - row["pinned_bytes"]
+
+    first = rows[0]
+    print("| way | planned peak | measured peak | measured / planned | kept for backward | copied out | replays "
+          "| pool falls by | resident falls by | ratio |\n|---|---|---|---|---|---|---|---|---|---|")
+    for r in rows:
+        pool = first["pool_peak_bytes"] - r["pool_peak_bytes"]
+        rss = resident(first) - resident(r)
+        print(f"| {r['way']} | {mib(live(r, 'planned_peak_bytes'))} | {mib(live(r, 'pool_peak_bytes'))} "
+              f"| {live(r, 'pool_peak_bytes') / live(r, 'planned_peak_bytes'):.4f} | {mib(r['planned_kept_bytes'])} "
+              f"| {mib(r['offload_bytes'])} | {r['replays']} | {mib(pool)} | {mib(rss)} "
+              f"| {'' if r is first else f'{rss / pool:.2f}'} |")
+    print("\nMiB. Shown apart, the same for all ways: parameters "
+          + ", ".join([mib(first["planned_parameter_bytes"]), "gradients " + mib(first["planned_gradient_bytes"]),
+                       "optimizer " + mib(first["planned_optimizer_bytes"]), "heads " + mib(first["planned_head_bytes"])])
+          + ".")
+
+
+{"training": training, "benchmark": benchmark, "memory": memory}[sys.argv[1]](sys.argv[2])

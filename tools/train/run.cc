@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "autograd/checkpoint.h"
 #include "runtime/access.h"
 #include "runtime/device.h"
 #include "runtime/profile.h"
@@ -78,12 +80,36 @@ absl::Status Run::one_step() {
   step_seconds_ =
       step_seconds_ == 0 ? seconds : 0.95 * step_seconds_ + 0.05 * seconds;
   RETURN_IF_ERROR(ending(kExitDisk, folder_->append_metrics(to_json(record))));
+  say_what_had_no_effect();
   const int64_t left = c_.train.steps - record.step;
   if (record.step == 1 || due(c_.train.log_every)) {
     folder_->say(step_line(record, c_.train.steps,
                            static_cast<double>(left) * step_seconds_));
   }
   return check_finite(record);
+}
+
+// Once, after the first step: settings that did not do what they say.
+void Run::say_what_had_no_effect() {
+  if (std::exchange(said_, true)) return;
+  const OffloadCounters& moved = trainer_->offload_counters();
+  if (moved.refused_bytes > 0) {
+    folder_->say(absl::StrCat(
+        "offload: ", moved.refused_bytes,
+        " bytes of a step stay on the device, the pinned memory is at its cap; "
+        "raise offload.pinned_cap_mib"));
+  }
+  const OffloadChoice& offload = trainer_->offload_choice();
+  if ((offload.activations || offload.ids) && moved.copies == 0 &&
+      moved.refused_bytes == 0) {
+    folder_->say(
+        "offload: no layer has anything to offload, nothing was moved");
+  }
+  if (c_.recompute.policy == "keep" && checkpoint_counters().kept_ops == 0) {
+    folder_->say(absl::StrCat("recompute.keep: no layer runs ",
+                              absl::StrJoin(c_.recompute.keep, " or "),
+                              ", nothing is kept"));
+  }
 }
 
 absl::Status Run::end_memory_log() {

@@ -65,6 +65,7 @@ class Run {
   absl::Status loop();
   absl::Status one_step();
   absl::Status end_memory_log();
+  void say_what_had_no_effect();
   absl::Status check_finite(const StepRecord& record);
   absl::Status check_weights();
   absl::Status report();
@@ -91,6 +92,7 @@ class Run {
   std::optional<RunFolder> folder_;
   bool evaluated_ = false;  // the step just done
   int64_t steps_logged_ = 0;
+  bool said_ = false;
   double step_seconds_ = 0;  // of a step, averaged
 };
 
