@@ -97,7 +97,8 @@ class OffloadGraph::Window : public SavedTensorHooks {
     const double start = now();
     const auto bytes = static_cast<int64_t>(storage.bytes());
     OffloadCounters& counters = graph_.counters_;
-    if (storage.residency() != Residency::kResident) {
+    if (const Residency where = storage.residency();
+        where == Residency::kCopying || where == Residency::kHost) {
       ++counters.repeated;  // another window moves it
       return;
     }

@@ -78,17 +78,17 @@ struct Pool::State {
   std::map<size_t, std::vector<FreeBlock>> free;  // by capacity
   PoolStats stats;
   std::atomic<bool> poison = false;
-  bool dry = false;
+  bool dry = false, settled = false;
   int64_t cap = 0;
   MemoryHook hook;
   RegionHook region;
 
-  // A free block for work on `stream` that is large enough and not twice that,
-  // an idle one if possible.
-  FreeBlock take(Block& block, const Stream* stream) {
+  // A free block for work on `stream` that is large enough and not `limit`, an
+  // idle one if possible.
+  FreeBlock take(Block& block, size_t limit, const Stream* stream) {
     for (const bool idle : {true, false}) {
       for (auto at = free.lower_bound(block.bytes);
-           at != free.end() && at->first < 2 * block.bytes; ++at) {
+           at != free.end() && at->first < limit; ++at) {
         std::vector<FreeBlock>& list = at->second;
         // Newest first: its bytes are the likeliest to be in cache.
         for (size_t i = list.size(); i-- > 0;) {
@@ -155,7 +155,10 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   FreeBlock found;
   {
     std::lock_guard lock(s.mutex);
-    found = s.take(block, stream);
+    found = s.take(block, 2 * block.bytes, stream);
+    if (found.data == nullptr && s.settled) {
+      found = s.take(block, SIZE_MAX, stream);
+    }
     block.data = found.data;
     if (block.data == nullptr) block.data = s.from_system(block);
     for (const bool wait : {false, true}) {
@@ -225,6 +228,11 @@ bool Pool::poison() const { return state_->poison; }
 void Pool::set_cap(int64_t bytes) {
   std::lock_guard lock(state_->mutex);
   state_->cap = bytes;
+}
+
+void Pool::settle() {
+  std::lock_guard lock(state_->mutex);
+  state_->settled = true;
 }
 
 void Pool::trim() {

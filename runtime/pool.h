@@ -93,7 +93,12 @@ class Pool {
   bool poison() const;
   void set_cap(int64_t bytes);  // 0: none
   void trim();                  // returns every free block to the system
-  std::string report() const;   // one line per tag
+  // From now on a request takes a free block of any larger size before it asks
+  // the system. While a pool grows that would cost memory: small requests would
+  // take what large ones are about to want. Afterwards what served the longest
+  // step serves all others, whose sizes are between the classes it has.
+  void settle();
+  std::string report() const;  // one line per tag
 
   // Called at every event by the thread that causes it, outside of any lock.
   void set_hook(MemoryHook hook);

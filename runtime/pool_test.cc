@@ -143,6 +143,23 @@ TEST_F(PoolTest, ALargerBlockServesUpToTwiceTheClass) {
   EXPECT_EQ(pool_.stats().system_allocations, 2) << "it kept its size";
 }
 
+TEST_F(PoolTest, OnceSettledAnyLargerBlockServes) {
+  put(get(64 << 10));
+  put(get(4096));
+  const Block grown = get(8192);
+  EXPECT_EQ(pool_.stats().system_allocations, 3) << "neither fits closely";
+  put(grown);
+  pool_.settle();
+  const Block small = get(3000), next = get(3000);
+  EXPECT_EQ(small.capacity, 4096u) << "the closest first";
+  EXPECT_EQ(next.capacity, 8192u);
+  EXPECT_EQ(get(3000).capacity, 65536u);
+  EXPECT_EQ(pool_.stats().system_allocations, 3);
+  EXPECT_EQ(pool_.stats().live, 3 * size_class(3000));
+  get(3000);
+  EXPECT_EQ(pool_.stats().system_allocations, 4) << "there is none";
+}
+
 TEST(DryPool, CountsMemoryItDoesNotHave) {
   Pool pool(/*dry=*/true);
   CpuStream stream("cpu");

@@ -106,6 +106,8 @@ StepRecord Trainer::step(bool hash) {
   last_skipped_ = report.skipped;
   if (!report.skipped) update_router_biases();
   if (hash) record.param_hash = parameter_hash(tensors_);
+  // Optimizer state and sums are there, so a step has all it ever needs.
+  if (steps_here_ < 2 && ++steps_here_ == 2) Device::current().pool().settle();
   return record;
 }
 

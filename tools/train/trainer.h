@@ -112,6 +112,7 @@ class Trainer {
   OffloadTiming offload_timing_;
   absl::Status offload_status_;
   int64_t step_ = 0, tokens_ = 0;
+  int steps_here_ = 0;  // since the trainer was made, until the pool settles
   bool last_skipped_ = false;
 };
 
