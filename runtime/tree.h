@@ -12,7 +12,9 @@
 // in FIELDS order; paths read like `blocks.0.norm.weight`. Modules are trees of
 // Parameters and Buffers, a checkpoint's inputs and outputs trees of Tensors.
 // A part that is missing from FIELDS does not compile (internal::
-// fields_complete); a variant of parts is not a part, use optionals.
+// fields_complete), nor does a struct with FIELDS and a member that is a
+// reference to what may change; a variant of parts is not a part, use
+// optionals.
 #pragma once
 
 #include <cstddef>
@@ -63,17 +65,11 @@ inline constexpr bool is_part<Layers<T>> = is_part<T>;
 
 // Stands for a member in T's braces: converts to any type, or to any part, but
 // not to T itself, which would be a copy.
-template <class U, class T, bool kPart>
-concept MemberOf = !std::is_same_v<std::remove_cvref_t<U>, T> &&
-                   (!kPart || is_part<std::remove_cvref_t<U>>);
 template <class T, bool kPart>
 struct AnyMember {
-  template <MemberOf<T, kPart> U>
-  operator U&() const& noexcept;
-  template <MemberOf<T, kPart> U>
-  operator U&&() const&& noexcept;
+  template <class U>
+  requires(!std::is_same_v<U, T> && (!kPart || is_part<U>)) operator U() const;
 };
-
 // Whether T has as many members as there are I, of which number kPart, if there
 // is one, is a part.
 template <class T, size_t kPart, size_t... I>
@@ -113,14 +109,9 @@ constexpr std::string_view field_name(std::string_view names, size_t i) {
 // A path for who asks for none.
 struct NoPath {};
 inline NoPath join(NoPath, std::string_view) { return {}; }
-inline NoPath join(NoPath, int) { return {}; }
 inline std::string join(const std::string& path, std::string_view name) {
   return path.empty() ? std::string(name) : path + "." + std::string(name);
 }
-inline std::string join(const std::string& path, int number) {
-  return join(path, std::to_string(number));
-}
-
 // Calls f(path, leaf&) for every leaf; items are numbered from `first` on.
 template <class T, class Path, class F>
 void walk(T& part, const Path& path, F& f, int first = 0) {
@@ -143,7 +134,7 @@ void walk(T& part, const Path& path, F& f, int first = 0) {
   } else if constexpr (requires { part.items; }) {
     walk(part.items, path, f, part.first);
   } else {
-    for (auto& item : part) walk(item, join(path, first++), f);
+    for (auto& item : part) walk(item, join(path, std::to_string(first++)), f);
   }
 }
 

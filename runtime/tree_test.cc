@@ -83,6 +83,14 @@ struct ForgetsTheFirst {
   FIELDS(second);
 };
 static_assert(!fields_complete<ForgetsTheFirst>());
+struct Owner {
+  std::unique_ptr<int> owned;
+  const Leafy& constant;
+  Parameter own;
+  FIELDS(constant, own);
+};
+static_assert(member_count<Owner>() == 3);
+static_assert(fields_complete<Owner>());
 struct Empty {
   FIELDS();
 };
