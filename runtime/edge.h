@@ -18,10 +18,6 @@ enum class Edge : uint8_t {
   kSlotWaitsLoad,        // a pinned slot is rewritten after its load
   kSlotIsLeased,         // a pinned slot has one owner until it is loaded
 };
-inline constexpr Edge kEdges[] = {
-    Edge::kBlockWaitsCopyOut, Edge::kResidentIsNotLoaded, Edge::kUseWaitsLoad,
-    Edge::kLoadWaitsBlock,    Edge::kLoadWaitsCopyOut,    Edge::kSlotWaitsLoad,
-    Edge::kSlotIsLeased};
 
 namespace internal {
 inline std::atomic<Edge> dropped_edge{Edge::kNone};

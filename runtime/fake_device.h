@@ -43,9 +43,8 @@ struct FakeWorld {
 
   // Called at every call of every stream.
   void step();
-  // Called by the pools.
-  void region(const char* kind, Region region, const std::byte* data,
-              size_t bytes);
+  // The hook of the pools.
+  void see(const char* kind, MemoryEvent event, const Block& block);
 };
 
 class CheckedStream : public Stream {

@@ -21,7 +21,7 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 
 StoragePtr make(FakeDevice& fake, size_t bytes) {
-  return StoragePtr(new Storage(fake.device(), bytes, Tag::kActivation));
+  return std::make_shared<Storage>(fake.device(), bytes, Tag::kActivation);
 }
 // A kernel that writes all bytes.
 void fill(FakeDevice& fake, Storage& storage, int value) {
@@ -117,7 +117,8 @@ TEST(CheckedStream, AskingForOneEventOrdersNothingLater) {
   const Event first = fake.compute().record();
   fill(fake, *b, 2);
   fake.compute().advance(10);
-  std::byte* slot = fake.device().pinned().lease(200)->data;
+  std::byte* slot =
+      fake.device().pinned().allocate(200, Tag::kOther, &fake.copy_out()).data;
   const std::byte* bytes = b->acquire(fake.compute());
   EXPECT_TRUE(first.done());
   fake.copy_out().copy(slot, bytes, 100);

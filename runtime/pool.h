@@ -1,26 +1,39 @@
-// A caching memory pool with byte accounting by tag.
+// A caching memory pool with byte accounting by tag: the memory of a device, or
+// the pinned host memory that copies to and from it go through.
 //
-// allocate() returns a block of at least `bytes`, aligned to 64, from a free
-// list of the same size class, or one up to twice as large, and when there is
-// none from the system. free() keeps the block for reuse; its last uses are
-// events, and whoever gets the block while one is not done waits for it on its
-// stream: nobody polls, and nothing stalls before memory is short of idle
-// blocks. Nothing returns to the system before trim() or destruction, so a
-// steady step allocates nothing; only a request that the cap or the system
-// refuses first gives back free blocks of other sizes, at last those still
-// used, for which the host waits. NaN-poison mode fills blocks with 0x7fff
-// words (NaN in f32, bf16 and f64, a huge number in i32) when they are handed
-// out and when they come back, so a read of memory nobody wrote cannot look
-// right. Blocks whose queued use is not done are left alone. A dry pool
-// accounts for memory it does not have: addresses that nobody may touch.
-// Thread-safe.
+// allocate() returns a block of at least `bytes` from those that are free, and
+// when none of them fits from the system. free() keeps the block for reuse; its
+// last uses are events, and whoever gets the block while one is not done waits
+// for it on its stream: nobody polls, and nothing stalls before memory is short
+// of idle blocks. A steady step allocates nothing.
+//
+// Device memory: sizes are classes, aligned to 64, and a free block up to twice
+// as large serves too, an idle one if possible. Nothing returns to the system
+// before trim() or destruction; only a request that the cap or the system
+// refuses first gives up free blocks, at last those still used, for which the
+// host waits. Refused for good, it ends the process (set_out_of_memory).
+//
+// Pinned memory: sizes are whole pages, and the smallest block that is large
+// enough serves. When none is, the largest free one gives way to the new one,
+// so that lengths which vary cost no more than the longest; a copy that still
+// uses it is waited for: rare, and what is given up does not depend on its
+// speed. A request that the cap or the system still refuses gets a null block:
+// the caller keeps its bytes where they are.
+//
+// NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and f64, a
+// huge number in i32) when they are handed out and when they come back, so a
+// read of memory nobody wrote cannot look right. Blocks whose queued use is not
+// done are left alone. A dry pool accounts for memory it does not have:
+// addresses that nobody may touch. Thread-safe.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -39,27 +52,36 @@ enum class Tag : uint8_t {
 inline constexpr int kTags = 6;
 std::string_view name_of(Tag tag);
 
+struct Memory;  // of the system, which blocks are made of one after the other
+
 struct Block {
-  std::byte* data = nullptr;
-  size_t bytes = 0;     // the size class that was asked for
-  size_t capacity = 0;  // of the memory
+  std::byte* data = nullptr;  // null: refused
+  size_t bytes = 0;           // what was asked for, rounded up
   Tag tag = Tag::kOther;
+  Memory* memory = nullptr;
+  uint64_t generation = 0;
+
+  // Whether nobody got the memory after the block's owner, who may have freed
+  // it. Not once the memory went back to the system.
+  bool intact() const;
 };
 // Events after which a block is free: of kernels, a load, a copy out.
 using LastUses = std::array<Event, 3>;
 
 struct PoolStats {
-  std::array<int64_t, kTags> live_bytes{};  // size-class bytes handed out
+  std::array<int64_t, kTags> live_bytes{};  // of blocks handed out
   std::array<int64_t, kTags> peak_bytes{};
-  int64_t live = 0, peak = 0;      // over all tags
-  int64_t reserved = 0;            // obtained from the system
-  int64_t system_allocations = 0;  // calls to the system so far
+  int64_t live = 0, peak = 0;               // over all tags
+  int64_t reserved = 0, peak_reserved = 0;  // obtained from the system
+  int64_t system_allocations = 0;           // calls to the system so far
+  int64_t refusals = 0;                     // by the cap or the system
 };
 
-// What happens to memory, for who logs it.
+// What happens to memory, for who logs it or checks accesses.
 enum class MemoryEvent : uint8_t {
   kAllocate,
   kFree,
+  kGone,  // back to the system
   kEvict,
   kLoad,
   kDrop,
@@ -69,54 +91,60 @@ enum class MemoryEvent : uint8_t {
 std::string_view name_of(MemoryEvent event);
 using MemoryHook = std::function<void(MemoryEvent event, const Block& block)>;
 
-// Memory that gets an owner, loses it, or returns to the system; told to who
-// checks accesses (fake_device.h).
-enum class Region : uint8_t { kOwned, kFree, kGone };
-using RegionHook =
-    std::function<void(Region region, const std::byte* data, size_t bytes)>;
+enum class MemoryKind : uint8_t { kDevice, kPinned };
 
 class Pool {
  public:
-  explicit Pool(bool dry = false);
-  ~Pool();
+  explicit Pool(MemoryKind kind = MemoryKind::kDevice, bool dry = false)
+      : pinned_(kind == MemoryKind::kPinned), dry_(dry) {}
+  ~Pool() { trim(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // For work on `stream`. When `cap` or the system refuses, ends the process
-  // (set_out_of_memory).
+  // For work on `stream`.
   Block allocate(size_t bytes, Tag tag, Stream* stream);
-  void free(Block block, const LastUses& uses);
+  void free(const Block& block, const LastUses& uses);
 
   PoolStats stats() const;
-  void reset_peak();  // peaks := live
-  void set_poison(bool on);
-  bool poison() const;
-  void set_cap(int64_t bytes);  // 0: none
-  void trim();                  // returns every free block to the system
-  std::string report() const;   // one line per tag
+  void reset_peak();  // live peaks := live
+  void set_poison(bool on) { poison_ = on; }
+  void set_cap(int64_t bytes) { cap_ = bytes; }  // 0: none
+  void trim();  // returns every free block to the system
 
-  // Called at every event by the thread that causes it, outside of any lock.
-  void set_hook(MemoryHook hook);
-  void set_region_hook(RegionHook hook);
-  void note(MemoryEvent event, const Block& block) const;
+  // One hook, called at every event by the thread that causes it; it does not
+  // call the pool.
+  void set_hook(MemoryHook hook) { hook_ = std::move(hook); }
+  void note(MemoryEvent event, const Block& block) const {
+    if (hook_) hook_(event, block);
+  }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  using Free = std::multimap<size_t, Memory*>;  // by capacity
+
+  Free::iterator find(size_t bytes, const Stream* stream);
+  Memory* from_system(size_t bytes);
+  void give_up(Free::iterator at);
+  void count(Tag tag, int64_t bytes);
+  void poison(const Memory& memory) const;
+
+  const bool pinned_, dry_;
+  mutable std::mutex mutex_;
+  Free free_;
+  PoolStats stats_;
+  std::atomic<int64_t> cap_ = 0;
+  std::atomic<bool> poison_ = false;
+  MemoryHook hook_;
 };
 
 // What ends the process when there is no memory, given the wanted bytes and the
 // live bytes by tag; it must not return. Default: a CHECK.
 void set_out_of_memory(void (*handler)(const std::string& report));
 
-// Capacity that a request of `bytes` gets: a multiple of 64 below 4 KiB, then
-// four classes per power of two, so at most a quarter is lost.
+// Capacity that a request of `bytes` gets on a device: a multiple of 64 below
+// 4 KiB, then four classes per power of two, so at most a quarter is lost.
 size_t size_class(size_t bytes);
 
-namespace internal {
-// Host memory, or with `dry` an address that stands for it.
-std::byte* system_allocate(size_t alignment, size_t bytes, bool dry);
-void system_free(std::byte* data, bool dry);
-}  // namespace internal
+// Makes later work of the stream follow the event, if it does not anyway.
+void wait_for(Stream& stream, const Event& event);
 
 }  // namespace tapeline
