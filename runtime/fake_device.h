@@ -10,7 +10,8 @@
 //
 // Freed memory is poisoned once the host knows that it is idle. Every use of a
 // storage, every copy, every block and pinned slot is declared to the checker;
-// races() must be 0 at the end of a test. One thread at a time.
+// races() must be 0 at the end of a test. The hooks of the pools are taken. One
+// thread at a time.
 #pragma once
 
 #include <cstdint>

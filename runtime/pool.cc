@@ -5,37 +5,17 @@
 #include <cstdlib>
 #include <iterator>
 #include <sstream>
-#include <utility>
 
 #include "runtime/check.h"
 #include "runtime/edge.h"
 
 namespace tapeline {
-
-struct Memory {
-  std::byte* data;
-  size_t capacity;
-  LastUses uses;            // by its last owner
-  uint64_t generation = 0;  // counts owners
-  bool owned = false;
-};
-
 namespace {
 
 constexpr size_t kLine = 64, kPage = 4096;
 
-void (*out_of_memory)(const std::string& report) = nullptr;
-
 size_t round_up(size_t bytes, size_t step) {
   return (std::max<size_t>(bytes, 1) + step - 1) / step * step;
-}
-
-// Host memory, or with `dry` an address that stands for it.
-std::byte* system_allocate(size_t alignment, size_t bytes, bool dry) {
-  if (!dry)
-    return static_cast<std::byte*>(std::aligned_alloc(alignment, bytes));
-  static std::atomic<uintptr_t> next{1 << 20};
-  return reinterpret_cast<std::byte*>(next.fetch_add(bytes));
 }
 
 // Whether the host, or work on `stream`, may use the memory without waiting.
@@ -71,10 +51,6 @@ std::string_view name_of(MemoryEvent event) {
   return kNames[static_cast<int>(event)];
 }
 
-void set_out_of_memory(void (*handler)(const std::string& report)) {
-  out_of_memory = handler;
-}
-
 size_t size_class(size_t bytes) {
   return round_up(bytes,
                   bytes <= kPage ? kLine : std::bit_floor(bytes - 1) / 4);
@@ -83,8 +59,6 @@ size_t size_class(size_t bytes) {
 void wait_for(Stream& stream, const Event& event) {
   if (event.stream != &stream && !event.done()) stream.wait(event);
 }
-
-bool Block::intact() const { return memory->generation == generation; }
 
 // A free block that serves; an idle one if possible, the newest of a size,
 // whose bytes are the likeliest to be in cache.
@@ -99,39 +73,39 @@ Pool::Free::iterator Pool::find(size_t bytes, const Stream* stream) {
   return found;
 }
 
-Memory* Pool::from_system(size_t bytes) {
-  const auto size = static_cast<int64_t>(bytes);
-  if (pinned_ && !free_.empty()) give_up(std::prev(free_.end()));
-  std::byte* data = nullptr;
-  while (true) {
-    if (cap_ == 0 || stats_.reserved + size <= cap_) {
-      data = system_allocate(pinned_ ? kPage : kLine, bytes, dry_);
-    }
-    if (data != nullptr) break;
-    if (free_.empty()) return nullptr;
-    auto at = std::find_if(free_.begin(), free_.end(), [](const auto& entry) {
-      return idle(entry.second->uses);
-    });
-    if (pinned_ || at == free_.end()) at = std::prev(free_.end());
-    give_up(at);
+// Host memory, or an address that stands for it; null beyond the cap.
+std::byte* Pool::system_bytes(size_t bytes) const {
+  const int64_t after = stats_.reserved + static_cast<int64_t>(bytes);
+  if (cap_ > 0 && after > cap_) return nullptr;
+  static std::atomic<uintptr_t> next_dry{1 << 20};
+  if (dry_) return reinterpret_cast<std::byte*>(next_dry.fetch_add(bytes));
+  void* data = std::aligned_alloc(pinned_ ? kPage : kLine, bytes);
+  return static_cast<std::byte*>(data);
+}
+
+std::shared_ptr<Memory> Pool::from_system(size_t bytes) {
+  if (pinned_ && !free_.empty()) give_up_largest();
+  std::byte* data = system_bytes(bytes);
+  while (data == nullptr && !free_.empty()) {
+    give_up_largest();
+    data = system_bytes(bytes);
   }
+  if (data == nullptr) return nullptr;
   ++stats_.system_allocations;
-  stats_.reserved += size;
+  stats_.reserved += static_cast<int64_t>(bytes);
   stats_.peak_reserved = std::max(stats_.peak_reserved, stats_.reserved);
-  return new Memory{data, bytes, {}};
+  return std::make_shared<Memory>(data, bytes);
 }
 
 // Returns a free block to the system after its last use.
-void Pool::give_up(Free::iterator at) {
-  Memory* memory = at->second;
+void Pool::give_up_largest() {
+  const auto memory = free_.extract(std::prev(free_.end())).mapped();
   for (const Event& use : memory->uses) {
     if (!use.done()) const_cast<Stream*>(use.stream)->synchronize(use);
   }
   note(MemoryEvent::kGone, {memory->data, memory->capacity});
   if (!dry_) std::free(memory->data);
   stats_.reserved -= static_cast<int64_t>(memory->capacity);
-  free_.erase(at);
-  delete memory;
 }
 
 void Pool::count(Tag tag, int64_t bytes) {
@@ -154,23 +128,17 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   Block block{nullptr, pinned_ ? round_up(bytes, kPage) : size_class(bytes),
               tag};
   std::unique_lock lock(mutex_);
-  if (const auto found = find(block.bytes, stream); found != free_.end()) {
-    block.memory = found->second;
-    free_.erase(found);
-  } else {
-    block.memory = from_system(block.bytes);
-  }
+  const auto found = find(block.bytes, stream);
+  block.memory = found == free_.end() ? from_system(block.bytes)
+                                      : free_.extract(found).mapped();
   if (block.memory == nullptr) {
     ++stats_.refusals;
     if (pinned_) return {};
-    const PoolStats now = stats_;
-    lock.unlock();
-    end_out_of_memory(bytes, tag, now);
+    end_out_of_memory(bytes, tag, stats_);
   }
   count(tag, static_cast<int64_t>(block.bytes));
   lock.unlock();
   Memory& memory = *block.memory;
-  memory.owned = true;
   block.data = memory.data;
   block.generation = ++memory.generation;
   if (holds(pinned_ ? Edge::kSlotWaitsLoad : Edge::kBlockWaitsCopyOut)) {
@@ -184,16 +152,16 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
 void Pool::free(const Block& block, const LastUses& uses) {
   if (block.memory == nullptr) return;
   Memory& memory = *block.memory;
-  CHECK(block.intact() && std::exchange(memory.owned, false))
-      << "a block is given back twice";
+  CHECK(block.owned()) << "a block is given back twice";
   note(MemoryEvent::kFree, block);
+  ++memory.generation;
   // Nobody asks a stream that is gone.
   memory.uses = idle(uses) ? LastUses() : uses;
   poison(memory);
   std::lock_guard lock(mutex_);
   count(block.tag, -static_cast<int64_t>(block.bytes));
   free_.emplace_hint(free_.lower_bound(memory.capacity), memory.capacity,
-                     &memory);
+                     block.memory);
 }
 
 PoolStats Pool::stats() const {
@@ -209,7 +177,7 @@ void Pool::reset_peak() {
 
 void Pool::trim() {
   std::lock_guard lock(mutex_);
-  while (!free_.empty()) give_up(free_.begin());
+  while (!free_.empty()) give_up_largest();
 }
 
 }  // namespace tapeline

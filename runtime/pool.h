@@ -10,15 +10,16 @@
 // Device memory: sizes are classes, aligned to 64, and a free block up to twice
 // as large serves too, an idle one if possible. Nothing returns to the system
 // before trim() or destruction; only a request that the cap or the system
-// refuses first gives up free blocks, at last those still used, for which the
-// host waits. Refused for good, it ends the process (set_out_of_memory).
+// refuses first gives up free blocks, the largest first and as many as it
+// takes, waiting for those still used. Refused for good, it ends the process
+// (out_of_memory).
 //
 // Pinned memory: sizes are whole pages, and the smallest block that is large
-// enough serves. When none is, the largest free one gives way to the new one,
-// so that lengths which vary cost no more than the longest; a copy that still
-// uses it is waited for: rare, and what is given up does not depend on its
-// speed. A request that the cap or the system still refuses gets a null block:
-// the caller keeps its bytes where they are.
+// enough serves, used or not: what grows does not depend on the speed of
+// copies. When none is, the largest free one gives way to the new one, so that
+// lengths which vary cost no more than the longest. A request that the cap or
+// the system refuses, when all free blocks are given up, gets a null block: the
+// caller keeps its bytes where they are.
 //
 // NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and f64, a
 // huge number in i32) when they are handed out and when they come back, so a
@@ -33,9 +34,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/stream.h"
 
@@ -52,21 +55,27 @@ enum class Tag : uint8_t {
 inline constexpr int kTags = 6;
 std::string_view name_of(Tag tag);
 
-struct Memory;  // of the system, which blocks are made of one after the other
+// Events after which a block is free: of kernels, a load, a copy out.
+using LastUses = std::array<Event, 3>;
+
+// Obtained from the system; one block after the other is made of it.
+struct Memory {
+  std::byte* data = nullptr;
+  size_t capacity = 0;
+  LastUses uses;            // by its last owner
+  uint64_t generation = 0;  // counts who got it and who gave it back
+};
 
 struct Block {
   std::byte* data = nullptr;  // null: refused
   size_t bytes = 0;           // what was asked for, rounded up
   Tag tag = Tag::kOther;
-  Memory* memory = nullptr;
+  std::shared_ptr<Memory> memory;
   uint64_t generation = 0;
 
-  // Whether nobody got the memory after the block's owner, who may have freed
-  // it. Not once the memory went back to the system.
-  bool intact() const;
+  // Of one that was handed out: it is not freed, its bytes are nobody else's.
+  bool owned() const { return memory->generation == generation; }
 };
-// Events after which a block is free: of kernels, a load, a copy out.
-using LastUses = std::array<Event, 3>;
 
 struct PoolStats {
   std::array<int64_t, kTags> live_bytes{};  // of blocks handed out
@@ -98,10 +107,8 @@ class Pool {
   explicit Pool(MemoryKind kind = MemoryKind::kDevice, bool dry = false)
       : pinned_(kind == MemoryKind::kPinned), dry_(dry) {}
   ~Pool() { trim(); }
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
 
-  // For work on `stream`.
+  // For work on `stream`, which waits for the last uses of the memory.
   Block allocate(size_t bytes, Tag tag, Stream* stream);
   void free(const Block& block, const LastUses& uses);
 
@@ -119,11 +126,12 @@ class Pool {
   }
 
  private:
-  using Free = std::multimap<size_t, Memory*>;  // by capacity
+  using Free = std::multimap<size_t, std::shared_ptr<Memory>>;  // by capacity
 
   Free::iterator find(size_t bytes, const Stream* stream);
-  Memory* from_system(size_t bytes);
-  void give_up(Free::iterator at);
+  std::byte* system_bytes(size_t bytes) const;
+  std::shared_ptr<Memory> from_system(size_t bytes);
+  void give_up_largest();
   void count(Tag tag, int64_t bytes);
   void poison(const Memory& memory) const;
 
@@ -137,8 +145,8 @@ class Pool {
 };
 
 // What ends the process when there is no memory, given the wanted bytes and the
-// live bytes by tag; it must not return. Default: a CHECK.
-void set_out_of_memory(void (*handler)(const std::string& report));
+// live bytes by tag; it must not return, nor call the pool. Null: a CHECK.
+inline void (*out_of_memory)(const std::string& report) = nullptr;
 
 // Capacity that a request of `bytes` gets on a device: a multiple of 64 below
 // 4 KiB, then four classes per power of two, so at most a quarter is lost.

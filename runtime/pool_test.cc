@@ -282,11 +282,11 @@ TEST_F(PinnedPoolTest, TheSmallestBlockThatFitsIsReused) {
   std::memset(large.data, 1, large.bytes);
   pool_.free(large, {});
   pool_.free(small, {});
-  EXPECT_TRUE(small.intact()) << "nobody else wrote it";
+  EXPECT_FALSE(small.owned());
   const Block again = get(6000);
   EXPECT_EQ(again.data, small.data);
-  EXPECT_FALSE(small.intact());
-  EXPECT_TRUE(again.intact());
+  EXPECT_FALSE(small.owned());
+  EXPECT_TRUE(again.owned());
   const Block page = get(100);
   EXPECT_EQ(page.data, large.data) << "five times as large";
   EXPECT_EQ(pool_.stats().system_allocations, 2);

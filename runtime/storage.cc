@@ -97,15 +97,13 @@ bool Storage::evict() {
 }
 
 void Storage::load() {
-  const bool resident = residency_ == Residency::kCopying;
-  if (resident && holds(Edge::kResidentIsNotLoaded)) {
-    return_slot(copied_);
-    residency_ = Residency::kResident;
-    return;
-  }
-  CHECK(resident || residency_ == Residency::kHost) << name_of(residency_);
-  CHECK(slot_.intact()) << "storage " << id_
-                        << ": its pinned bytes were overwritten";
+  const Residency from = std::exchange(residency_, Residency::kResident);
+  const bool resident = from == Residency::kCopying;
+  if (resident && holds(Edge::kResidentIsNotLoaded))
+    return return_slot(copied_);
+  CHECK(resident || from == Residency::kHost) << name_of(from);
+  CHECK(slot_.owned()) << "storage " << id_
+                       << ": its pinned bytes were overwritten or may be";
   Stream& stream = device_->copy_in();
   if (!resident) {
     // The block is the compute stream's: the load follows what it last did.
@@ -117,7 +115,6 @@ void Storage::load() {
   device_->pool().note(MemoryEvent::kLoad, block_);
   stream.copy(block_.data, slot_.data, bytes_);
   ready_ = stream.record();
-  residency_ = Residency::kResident;
   return_slot(ready_);
 }
 

@@ -39,13 +39,7 @@
 
 namespace tapeline {
 
-enum class Residency : uint8_t {
-  kResident,
-  kCopying,
-  kHost,
-  kLoading,
-  kDropped
-};
+enum class Residency { kResident, kCopying, kHost, kLoading, kDropped };
 std::string_view name_of(Residency residency);
 
 class Storage;

@@ -405,7 +405,7 @@ TEST_F(StorageDeathTest, BytesThatSomebodyElseOverwroteAreFoundOut) {
   fill(*a, 3);
   fill(*b, 5);
   const auto share_a_slot = [&] {
-    drop_edge(Edge::kSlotIsLeased);
+    dropped_edge = Edge::kSlotIsLeased;
     evict(*a);
     evict(*b);
     a->load();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <sstream>
 
 #include "runtime/access.h"
 
@@ -64,8 +63,7 @@ void Tensor::fill(double value) const {
   CHECK(contiguous()) << "[fill] of a strided " << *this;
   dispatch(dtype_, [&]<class T>() {
     const auto out = write<T>(*this);
-    if (dry()) return;
-    std::fill_n(out.view().data, elements(), static_cast<T>(value));
+    if (!dry()) std::fill_n(out.view().data, elements(), T(value));
   });
 }
 
@@ -98,8 +96,7 @@ Tensor Tensor::view_as(const Shape& shape) const {
 }
 
 Tensor Tensor::slice(int dim, int64_t begin, int64_t end) const {
-  if (dim < 0) dim += rank();
-  CHECK(dim >= 0 && dim < rank() && 0 <= begin && begin <= end &&
+  CHECK(-rank() <= dim && dim < rank() && 0 <= begin && begin <= end &&
         end <= size(dim))
       << "[slice] [" << begin << ", " << end << ") of dimension " << dim
       << " of " << *this;
@@ -110,9 +107,7 @@ Tensor Tensor::slice(int dim, int64_t begin, int64_t end) const {
 }
 
 Tensor Tensor::transpose(int a, int b) const {
-  if (a < 0) a += rank();
-  if (b < 0) b += rank();
-  CHECK(a >= 0 && a < rank() && b >= 0 && b < rank())
+  CHECK(-rank() <= a && a < rank() && -rank() <= b && b < rank())
       << "[transpose] dimensions " << a << ", " << b << " of " << *this;
   Tensor t = detach();
   std::swap(t.shape_[a], t.shape_[b]);
@@ -130,15 +125,13 @@ Tensor Tensor::broadcast_dim(int dim, int64_t size) const {
   return t;
 }
 
-std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
-  if (!tensor) return out << "undefined";
-  return out << tensor.dtype() << tensor.shape();
+std::string describe(const Tensor& tensor) {
+  if (!tensor) return "undefined";
+  return std::string(name_of(tensor.dtype())) + to_string(tensor.shape());
 }
 
-std::string describe(const Tensor& tensor) {
-  std::ostringstream out;
-  out << tensor;
-  return out.str();
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
+  return out << describe(tensor);
 }
 
 #define TAPELINE_INSTANTIATE(T)                                              \

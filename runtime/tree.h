@@ -13,10 +13,11 @@
 // Parameters and Buffers, a checkpoint's inputs and outputs trees of Tensors.
 // A part that is missing from FIELDS does not compile (internal::
 // fields_complete), nor does a struct with FIELDS and a member that is a
-// reference to what may change; a variant of parts is not a part, use
-// optionals.
+// reference to what may change. The guard does not look into members without
+// FIELDS beyond their first; a variant of parts is not a part, use optionals.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -44,9 +45,8 @@ struct Layers {
 };
 
 template <class M>
-concept HasFields = requires(M m) {
-  std::remove_cvref_t<M>::kFieldNames;
-  m.fields();
+concept HasFields = requires {
+  M::kFieldNames;
 };
 
 namespace internal {
@@ -76,19 +76,15 @@ template <class T, size_t kPart, size_t... I>
 constexpr bool has_members(std::index_sequence<I...>) {
   return requires { T{AnyMember<T, I == kPart>{}...}; };
 }
-inline constexpr size_t kMaxMembers = 16;
-template <class T, size_t N = kMaxMembers + 1>
-constexpr size_t member_count() {
-  if constexpr (N == 0 || has_members<T, N>(std::make_index_sequence<N>())) {
-    return N;
-  } else {
-    return member_count<T, N - 1>();
-  }
+template <class T, size_t... N>
+constexpr size_t member_count(std::index_sequence<N...>) {
+  return std::max({N * has_members<T, N>(std::make_index_sequence<N>())...});
 }
 template <class T>
 constexpr bool fields_complete() {
-  constexpr size_t n = member_count<T>();
-  static_assert(n <= kMaxMembers, "split the struct: too many members");
+  constexpr size_t kMax = 16;
+  constexpr size_t n = member_count<T>(std::make_index_sequence<kMax + 2>());
+  static_assert(n <= kMax, "split the struct: too many members");
   using Members = std::make_index_sequence<n>;
   const auto count_parts = []<size_t... I>(std::index_sequence<I...>) {
     return (size_t{0} + ... + size_t{has_members<T, I>(Members())});
@@ -112,6 +108,7 @@ inline NoPath join(NoPath, std::string_view) { return {}; }
 inline std::string join(const std::string& path, std::string_view name) {
   return path.empty() ? std::string(name) : path + "." + std::string(name);
 }
+
 // Calls f(path, leaf&) for every leaf; items are numbered from `first` on.
 template <class T, class Path, class F>
 void walk(T& part, const Path& path, F& f, int first = 0) {
@@ -120,9 +117,7 @@ void walk(T& part, const Path& path, F& f, int first = 0) {
   if constexpr (Leaf<U>) {
     f(path, part);
   } else if constexpr (HasFields<U>) {
-    static_assert(fields_complete<U>(),
-                  "a Parameter, Buffer, Tensor or module member is missing "
-                  "from FIELDS");
+    static_assert(fields_complete<U>(), "a part is missing from FIELDS");
     auto fields = part.fields();
     [&]<size_t... I>(std::index_sequence<I...>) {
       (walk(std::get<I>(fields), join(path, field_name(U::kFieldNames, I)), f),
