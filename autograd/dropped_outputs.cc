@@ -14,7 +14,7 @@ DroppedOutputs::DroppedOutputs(bool on)
 DroppedOutputs::~DroppedOutputs() {
   for (Output& output : outputs_) {
     // Nobody saved what only this scope still holds.
-    if (output.storage.unique()) continue;
+    if (output.storage.use_count() == 1) continue;
     output.storage->drop(std::move(output.refill));
   }
 }

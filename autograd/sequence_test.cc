@@ -51,11 +51,12 @@ TEST(Sequence, AppendingToNothingIsOneSequence) {
 
 TEST(Sequence, IsATreeOfThreeIntegerTensors) {
   Sequence s = Sequence::packed({0, 2});
-  std::string structure;
-  const std::vector<Tensor*> leaves = flatten(s, &structure);
-  EXPECT_EQ(structure, "begin_T;end_T;position_T;");
-  ASSERT_EQ(leaves.size(), 3u);
-  for (const Tensor* leaf : leaves) EXPECT_EQ(leaf->dtype(), DType::kI32);
+  std::string paths;
+  visit(s, [&](const std::string& path, const Tensor& leaf) {
+    paths += path + ";";
+    EXPECT_EQ(leaf.dtype(), DType::kI32);
+  });
+  EXPECT_EQ(paths, "begin_T;end_T;position_T;");
 }
 
 TEST(SequenceDeathTest, RefusesBoundsThatAreNone) {

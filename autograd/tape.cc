@@ -93,7 +93,7 @@ void add_to_slot(Tensor& slot, Tensor&& gradient) {
   CHECK(slot.shape() == gradient.shape() && slot.dtype() == gradient.dtype())
       << "gradients of one tensor differ: " << slot << " and " << gradient;
   dispatch_float(slot.dtype(), [&]<class T>() {
-    if (slot.storage().unique() && slot.contiguous()) {
+    if (slot.storage().use_count() == 1 && slot.contiguous()) {
       accumulate(launch(), read<T>(gradient).view(), write<T>(slot).view());
       return;
     }

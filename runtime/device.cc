@@ -19,8 +19,8 @@ Device& default_device() {
 Device::Device(int threads, DeviceStreams streams, bool dry)
     : dry_(dry),
       streams_(std::move(streams)),
-      pinned_(dry),
-      pool_(dry),
+      pinned_(MemoryKind::kPinned, dry),
+      pool_(MemoryKind::kDevice, dry),
       threads_(std::make_unique<ThreadPool>(threads)) {
   const auto fill = [&](std::unique_ptr<Stream>& stream, const char* name) {
     if (!stream) stream = std::make_unique<CpuStream>(name, dry);

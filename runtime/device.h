@@ -14,7 +14,6 @@
 
 #include <memory>
 
-#include "runtime/pinned_pool.h"
 #include "runtime/pool.h"
 #include "runtime/stream.h"
 #include "runtime/thread_pool.h"
@@ -36,7 +35,7 @@ class Device {
   DeviceKind kind() const { return DeviceKind::kCpu; }
   bool dry() const { return dry_; }
   Pool& pool() { return pool_; }
-  PinnedPool& pinned() { return pinned_; }
+  Pool& pinned() { return pinned_; }
   Stream& compute() { return *streams_.compute; }
   Stream& copy_out() { return *streams_.copy_out; }  // device to host
   Stream& copy_in() { return *streams_.copy_in; }    // host to device
@@ -49,11 +48,10 @@ class Device {
  private:
   friend class DeviceScope;
   const bool dry_;
-  // Before the pools: the pool ends what is queued on its blocks, copies
-  // between it and pinned memory among it, when it is destroyed.
+  // Before the pools: a pool ends what is queued on its blocks, copies between
+  // them among it, when it is destroyed.
   DeviceStreams streams_;
-  PinnedPool pinned_;
-  Pool pool_;
+  Pool pinned_, pool_;
   std::unique_ptr<ThreadPool> threads_;
 };
 

@@ -54,7 +54,7 @@ TEST(Device, ADryOneHasNoBytes) {
   EXPECT_EQ(x.clone().storage()->bytes(), size_t{1} << 32);
   ASSERT_TRUE(x.storage()->copy_out());
   ASSERT_TRUE(x.storage()->evict());
-  EXPECT_EQ(device.pinned().stats().bytes, int64_t{1} << 32);
+  EXPECT_EQ(device.pinned().stats().reserved, int64_t{1} << 32);
   x.storage()->load();
 }
 

@@ -101,7 +101,27 @@ constexpr DType dtype_of() {
   }
 }
 
-// Calls f.template operator()<T>() with the C++ type of a float dtype.
+// Calls f.template operator()<T>() with the C++ type of a dtype.
+template <class F>
+decltype(auto) dispatch(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f.template operator()<float>();
+    case DType::kBf16:
+      return f.template operator()<bf16>();
+    case DType::kF64:
+      return f.template operator()<double>();
+    case DType::kI32:
+      return f.template operator()<int32_t>();
+    case DType::kI64:
+      return f.template operator()<int64_t>();
+    case DType::kU8:
+      break;
+  }
+  return f.template operator()<uint8_t>();
+}
+
+// The same for a float dtype.
 template <class F>
 decltype(auto) dispatch_float(DType dtype, F&& f) {
   CHECK(is_float(dtype)) << "needs a float dtype, got " << dtype;

@@ -96,6 +96,10 @@ TEST(DType, DispatchCallsWithTheType) {
   EXPECT_EQ(dispatch_float(DType::kF32, size), 4u);
   EXPECT_EQ(dispatch_float(DType::kBf16, size), 2u);
   EXPECT_EQ(dispatch_float(DType::kF64, size), 8u);
+  for (DType dtype : {DType::kF32, DType::kBf16, DType::kF64, DType::kI32,
+                      DType::kI64, DType::kU8}) {
+    EXPECT_EQ(dispatch(dtype, []<class T>() { return dtype_of<T>(); }), dtype);
+  }
 }
 
 TEST(DTypeDeathTest, DispatchRefusesIntegers) {

@@ -1,6 +1,6 @@
 // The orderings that make copies beside compute safe, by name, so that a test
-// can drop one and see that it is missed. In a program that never calls
-// drop_edge() all hold, at the price of reading a constant byte.
+// can drop one and see that it is missed. In a program all hold, at the price
+// of reading a constant byte.
 #pragma once
 
 #include <atomic>
@@ -18,19 +18,12 @@ enum class Edge : uint8_t {
   kSlotWaitsLoad,        // a pinned slot is rewritten after its load
   kSlotIsLeased,         // a pinned slot has one owner until it is loaded
 };
-inline constexpr Edge kEdges[] = {
-    Edge::kBlockWaitsCopyOut, Edge::kResidentIsNotLoaded, Edge::kUseWaitsLoad,
-    Edge::kLoadWaitsBlock,    Edge::kLoadWaitsCopyOut,    Edge::kSlotWaitsLoad,
-    Edge::kSlotIsLeased};
 
-namespace internal {
-inline std::atomic<Edge> dropped_edge{Edge::kNone};
-}
+// Set by tests alone; kNone: all hold.
+inline std::atomic<Edge> dropped_edge = Edge::kNone;
 
 inline bool holds(Edge edge) {
-  return internal::dropped_edge.load(std::memory_order_relaxed) != edge;
+  return dropped_edge.load(std::memory_order_relaxed) != edge;
 }
-// For tests; kNone restores all.
-inline void drop_edge(Edge edge) { internal::dropped_edge = edge; }
 
 }  // namespace tapeline

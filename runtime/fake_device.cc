@@ -25,18 +25,17 @@ void FakeWorld::step() {
   }
 }
 
-void FakeWorld::region(const char* kind, Region region, const std::byte* data,
-                       size_t bytes) {
-  switch (region) {
-    case Region::kOwned:
-      return checker.own(data, bytes, kind);
-    case Region::kFree:
-      return checker.disown(data);
-    case Region::kGone:
-      break;
+void FakeWorld::see(const char* kind, MemoryEvent event, const Block& block) {
+  if (event == MemoryEvent::kAllocate) {
+    checker.own(block.data, block.bytes, kind);
+  } else if (event == MemoryEvent::kFree) {
+    checker.disown(block.data);
+  } else if (event == MemoryEvent::kGone) {
+    checker.forget(block.data, block.bytes);
+    for (CheckedStream* stream : streams) {
+      stream->leave(block.data, block.bytes);
+    }
   }
-  checker.forget(data, bytes);
-  for (CheckedStream* stream : streams) stream->leave(data, bytes);
 }
 
 CheckedStream::Counts& CheckedStream::Counts::operator+=(const Counts& other) {
@@ -184,13 +183,13 @@ DeviceStreams FakeDevice::make_streams(FakeWorld& world) {
 FakeDevice::FakeDevice(Timing timing, uint64_t seed, int threads)
     : device_(threads, make_streams(world_)) {
   set_timing(timing, seed);
-  const auto watch = [this](const char* kind) -> RegionHook {
-    return [this, kind](Region region, const std::byte* data, size_t bytes) {
-      world_.region(kind, region, data, bytes);
+  const auto watch = [this](const char* kind) -> MemoryHook {
+    return [this, kind](MemoryEvent event, const Block& block) {
+      world_.see(kind, event, block);
     };
   };
-  device_.pool().set_region_hook(watch("block"));
-  device_.pinned().set_region_hook(watch("slot"));
+  device_.pool().set_hook(watch("block"));
+  device_.pinned().set_hook(watch("slot"));
   device_.pool().set_poison(true);
 }
 

@@ -10,7 +10,8 @@
 //
 // Freed memory is poisoned once the host knows that it is idle. Every use of a
 // storage, every copy, every block and pinned slot is declared to the checker;
-// races() must be 0 at the end of a test. One thread at a time.
+// races() must be 0 at the end of a test. The hooks of the pools are taken. One
+// thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +44,8 @@ struct FakeWorld {
 
   // Called at every call of every stream.
   void step();
-  // Called by the pools.
-  void region(const char* kind, Region region, const std::byte* data,
-              size_t bytes);
+  // The hook of the pools.
+  void see(const char* kind, MemoryEvent event, const Block& block);
 };
 
 class CheckedStream : public Stream {

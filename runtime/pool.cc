@@ -1,14 +1,10 @@
 #include "runtime/pool.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstdlib>
-#include <map>
-#include <mutex>
+#include <iterator>
 #include <sstream>
-#include <utility>
-#include <vector>
 
 #include "runtime/check.h"
 #include "runtime/edge.h"
@@ -16,29 +12,29 @@
 namespace tapeline {
 namespace {
 
-void (*out_of_memory)(const std::string& report) = nullptr;
+constexpr size_t kLine = 64, kPage = 4096;
 
-constexpr uint16_t kPoison = 0x7fff;
-
-void poison_block(const Block& block) {
-  auto* words = reinterpret_cast<uint16_t*>(block.data);
-  std::fill_n(words, block.capacity / sizeof(uint16_t), kPoison);
+size_t round_up(size_t bytes, size_t step) {
+  return (std::max<size_t>(bytes, 1) + step - 1) / step * step;
 }
 
-struct FreeBlock {
-  std::byte* data = nullptr;
-  LastUses uses;
+// Whether the host, or work on `stream`, may use the memory without waiting.
+bool idle(const LastUses& uses, const Stream* stream = nullptr) {
+  return std::all_of(uses.begin(), uses.end(), [&](const Event& use) {
+    return use.stream == stream || use.done();
+  });
+}
 
-  bool idle_for(const Stream* stream) const {
-    return std::all_of(uses.begin(), uses.end(), [&](const Event& use) {
-      return use.stream == stream || use.done();
-    });
+void end_out_of_memory(size_t bytes, Tag tag, const PoolStats& stats) {
+  std::ostringstream out;
+  out << "out of memory: " << bytes << " bytes for " << name_of(tag) << "\n";
+  for (size_t t = 0; t < kTags; ++t) {
+    out << "  " << name_of(static_cast<Tag>(t)) << ": live "
+        << stats.live_bytes[t] << " peak " << stats.peak_bytes[t] << " bytes\n";
   }
-};
-
-bool done(const LastUses& uses) {
-  return std::all_of(uses.begin(), uses.end(),
-                     [](const Event& use) { return use.done(); });
+  out << "  reserved " << stats.reserved << " bytes";
+  if (out_of_memory != nullptr) out_of_memory(out.str());
+  CHECK(false) << out.str();
 }
 
 }  // namespace
@@ -49,206 +45,142 @@ std::string_view name_of(Tag tag) {
   return kNames[static_cast<int>(tag)];
 }
 
-size_t size_class(size_t bytes) {
-  if (bytes <= 64) return 64;
-  if (bytes <= 4096) return (bytes + 63) / 64 * 64;
-  const size_t step = std::bit_floor(bytes - 1) / 4;
-  return (bytes + step - 1) / step * step;
-}
-
 std::string_view name_of(MemoryEvent event) {
-  constexpr std::string_view kNames[] = {"allocate", "free",   "evict", "load",
-                                         "drop",     "refill", "replay"};
+  constexpr std::string_view kNames[] = {
+      "allocate", "free", "gone", "evict", "load", "drop", "refill", "replay"};
   return kNames[static_cast<int>(event)];
 }
 
-std::byte* internal::system_allocate(size_t alignment, size_t bytes, bool dry) {
-  if (!dry) {
-    return static_cast<std::byte*>(std::aligned_alloc(alignment, bytes));
-  }
-  static std::atomic<uintptr_t> next{1 << 20};
-  return reinterpret_cast<std::byte*>(next.fetch_add(bytes));
-}
-void internal::system_free(std::byte* data, bool dry) {
-  if (!dry) std::free(data);
+size_t size_class(size_t bytes) {
+  return round_up(bytes,
+                  bytes <= kPage ? kLine : std::bit_floor(bytes - 1) / 4);
 }
 
-struct Pool::State {
-  mutable std::mutex mutex;
-  std::map<size_t, std::vector<FreeBlock>> free;  // by capacity
-  PoolStats stats;
-  std::atomic<bool> poison = false;
-  bool dry = false, settled = false;
-  int64_t cap = 0;
-  MemoryHook hook;
-  RegionHook region;
-
-  // A free block for work on `stream` that is large enough and not `limit`, an
-  // idle one if possible.
-  FreeBlock take(Block& block, size_t limit, const Stream* stream) {
-    for (const bool idle : {true, false}) {
-      for (auto at = free.lower_bound(block.bytes);
-           at != free.end() && at->first < limit; ++at) {
-        std::vector<FreeBlock>& list = at->second;
-        // Newest first: its bytes are the likeliest to be in cache.
-        for (size_t i = list.size(); i-- > 0;) {
-          if (idle && !list[i].idle_for(stream)) continue;
-          const FreeBlock found = list[i];
-          list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-          block.capacity = at->first;
-          return found;
-        }
-      }
-    }
-    return {};
-  }
-
-  std::byte* from_system(Block& block) {
-    const auto size = static_cast<int64_t>(block.bytes);
-    if (cap > 0 && stats.reserved + size > cap) return nullptr;
-    std::byte* data = internal::system_allocate(64, block.bytes, dry);
-    if (data == nullptr) return nullptr;
-    stats.reserved += size;
-    ++stats.system_allocations;
-    block.capacity = block.bytes;
-    return data;
-  }
-
-  // Returns free blocks to the system; with `wait`, also those in use.
-  void release(bool wait) {
-    for (auto& [capacity, list] : free) {
-      std::erase_if(list, [&](const FreeBlock& block) {
-        if (!wait && !done(block.uses)) return false;
-        for (const Event& use : block.uses) {
-          if (use.done()) continue;
-          const_cast<Stream*>(use.stream)->synchronize(use);
-        }
-        if (region) region(Region::kGone, block.data, capacity);
-        internal::system_free(block.data, dry);
-        stats.reserved -= static_cast<int64_t>(capacity);
-        return true;
-      });
-    }
-  }
-
-  void count(const Block& block) {
-    const auto size = static_cast<int64_t>(block.bytes);
-    const auto tag = static_cast<size_t>(block.tag);
-    stats.live_bytes[tag] += size;
-    stats.live += size;
-    stats.peak_bytes[tag] =
-        std::max(stats.peak_bytes[tag], stats.live_bytes[tag]);
-    stats.peak = std::max(stats.peak, stats.live);
-  }
-};
-
-void set_out_of_memory(void (*handler)(const std::string& report)) {
-  out_of_memory = handler;
+void wait_for(Stream& stream, const Event& event) {
+  if (event.stream != &stream && !event.done()) stream.wait(event);
 }
 
-Pool::Pool(bool dry) : state_(std::make_unique<State>()) { state_->dry = dry; }
-Pool::~Pool() { trim(); }
+// A free block that serves; an idle one if possible, the newest of a size,
+// whose bytes are the likeliest to be in cache.
+Pool::Free::iterator Pool::find(size_t bytes, const Stream* stream) {
+  auto at = free_.lower_bound(bytes), found = free_.end();
+  size_t largest = 2 * bytes - 1;
+  if (at != free_.end()) {
+    if (pinned_) largest = at->first;
+    if (settled_) largest = std::max(largest, at->first);
+  }
+  for (; at != free_.end() && at->first <= largest; ++at) {
+    if (idle(at->second->uses, stream)) return at;
+    if (found == free_.end()) found = at;
+  }
+  return found;
+}
+
+// Host memory, or an address that stands for it; null beyond the cap.
+std::byte* Pool::system_bytes(size_t bytes) const {
+  const int64_t after = stats_.reserved + static_cast<int64_t>(bytes);
+  if (cap_ > 0 && after > cap_) return nullptr;
+  static std::atomic<uintptr_t> next_dry{1 << 20};
+  if (dry_) return reinterpret_cast<std::byte*>(next_dry.fetch_add(bytes));
+  void* data = std::aligned_alloc(pinned_ ? kPage : kLine, bytes);
+  return static_cast<std::byte*>(data);
+}
+
+std::shared_ptr<Memory> Pool::from_system(size_t bytes) {
+  if (pinned_ && !free_.empty()) give_up_largest();
+  std::byte* data = system_bytes(bytes);
+  while (data == nullptr && !free_.empty()) {
+    give_up_largest();
+    data = system_bytes(bytes);
+  }
+  if (data == nullptr) return nullptr;
+  ++stats_.system_allocations;
+  stats_.reserved += static_cast<int64_t>(bytes);
+  stats_.peak_reserved = std::max(stats_.peak_reserved, stats_.reserved);
+  return std::make_shared<Memory>(data, bytes);
+}
+
+// Returns a free block to the system after its last use.
+void Pool::give_up_largest() {
+  const auto memory = free_.extract(std::prev(free_.end())).mapped();
+  for (const Event& use : memory->uses) {
+    if (!use.done()) const_cast<Stream*>(use.stream)->synchronize(use);
+  }
+  note(MemoryEvent::kGone, {memory->data, memory->capacity});
+  if (!dry_) std::free(memory->data);
+  stats_.reserved -= static_cast<int64_t>(memory->capacity);
+}
+
+void Pool::count(Tag tag, int64_t bytes) {
+  int64_t& live = stats_.live_bytes[static_cast<size_t>(tag)];
+  int64_t& peak = stats_.peak_bytes[static_cast<size_t>(tag)];
+  live += bytes;
+  stats_.live += bytes;
+  peak = std::max(peak, live);
+  stats_.peak = std::max(stats_.peak, stats_.live);
+}
+
+// Work queued on the old contents must still find them.
+void Pool::poison(const Memory& memory) const {
+  if (!poison_ || dry_ || !idle(memory.uses)) return;
+  std::fill_n(reinterpret_cast<uint16_t*>(memory.data),
+              memory.capacity / sizeof(uint16_t), uint16_t{0x7fff});
+}
 
 Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
-  State& s = *state_;
-  Block block{nullptr, size_class(bytes), 0, tag};
-  FreeBlock found;
-  {
-    std::lock_guard lock(s.mutex);
-    found = s.take(block, 2 * block.bytes, stream);
-    if (found.data == nullptr && s.settled) {
-      found = s.take(block, SIZE_MAX, stream);
-    }
-    block.data = found.data;
-    if (block.data == nullptr) block.data = s.from_system(block);
-    for (const bool wait : {false, true}) {
-      if (block.data != nullptr) break;
-      s.release(wait);
-      block.data = s.from_system(block);
-    }
-    if (block.data != nullptr) s.count(block);
+  Block block{nullptr, pinned_ ? round_up(bytes, kPage) : size_class(bytes),
+              tag};
+  std::unique_lock lock(mutex_);
+  const auto found = find(block.bytes, stream);
+  block.memory = found == free_.end() ? from_system(block.bytes)
+                                      : free_.extract(found).mapped();
+  if (block.memory == nullptr) {
+    ++stats_.refusals;
+    if (pinned_) return {};
+    end_out_of_memory(bytes, tag, stats_);
   }
-  if (block.data == nullptr) {
-    const std::string what = "out of memory: " + std::to_string(bytes) +
-                             " bytes for " + std::string(name_of(tag)) + "\n" +
-                             report();
-    if (out_of_memory != nullptr) out_of_memory(what);
-    CHECK(block.data != nullptr) << what;
+  count(tag, static_cast<int64_t>(block.bytes));
+  lock.unlock();
+  Memory& memory = *block.memory;
+  block.data = memory.data;
+  block.generation = ++memory.generation;
+  if (holds(pinned_ ? Edge::kSlotWaitsLoad : Edge::kBlockWaitsCopyOut)) {
+    for (const Event& use : memory.uses) wait_for(*stream, use);
   }
-  for (const Event& use : found.uses) {
-    if (use.stream == stream || use.done()) continue;
-    if (holds(Edge::kBlockWaitsCopyOut)) stream->wait(use);
-  }
-  // Work queued on the old contents must still find them.
-  if (s.poison && !s.dry && done(found.uses)) poison_block(block);
-  if (s.region) s.region(Region::kOwned, block.data, block.bytes);
+  poison(memory);
   note(MemoryEvent::kAllocate, block);
   return block;
 }
 
-void Pool::free(Block block, const LastUses& uses) {
-  if (block.data == nullptr) return;
+void Pool::free(const Block& block, const LastUses& uses) {
+  if (block.memory == nullptr) return;
+  Memory& memory = *block.memory;
+  CHECK(block.owned()) << "a block is given back twice";
   note(MemoryEvent::kFree, block);
-  State& s = *state_;
-  if (s.region) s.region(Region::kFree, block.data, block.bytes);
-  const bool idle = done(uses);
-  if (s.poison && !s.dry && idle) poison_block(block);
-  {
-    std::lock_guard lock(s.mutex);
-    const auto size = static_cast<int64_t>(block.bytes);
-    s.stats.live_bytes[static_cast<size_t>(block.tag)] -= size;
-    s.stats.live -= size;
-    // Nobody asks a stream that is gone.
-    s.free[block.capacity].push_back({block.data, idle ? LastUses() : uses});
-  }
-}
-
-void Pool::set_hook(MemoryHook hook) { state_->hook = std::move(hook); }
-void Pool::set_region_hook(RegionHook hook) {
-  state_->region = std::move(hook);
-}
-void Pool::note(MemoryEvent event, const Block& block) const {
-  if (state_->hook) state_->hook(event, block);
+  ++memory.generation;
+  // Nobody asks a stream that is gone.
+  memory.uses = idle(uses) ? LastUses() : uses;
+  poison(memory);
+  std::lock_guard lock(mutex_);
+  count(block.tag, -static_cast<int64_t>(block.bytes));
+  free_.emplace_hint(free_.lower_bound(memory.capacity), memory.capacity,
+                     block.memory);
 }
 
 PoolStats Pool::stats() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->stats;
+  std::lock_guard lock(mutex_);
+  return stats_;
 }
 
 void Pool::reset_peak() {
-  std::lock_guard lock(state_->mutex);
-  state_->stats.peak_bytes = state_->stats.live_bytes;
-  state_->stats.peak = state_->stats.live;
-}
-
-void Pool::set_poison(bool on) { state_->poison = on; }
-bool Pool::poison() const { return state_->poison; }
-
-void Pool::set_cap(int64_t bytes) {
-  std::lock_guard lock(state_->mutex);
-  state_->cap = bytes;
-}
-
-void Pool::settle() {
-  std::lock_guard lock(state_->mutex);
-  state_->settled = true;
+  std::lock_guard lock(mutex_);
+  stats_.peak_bytes = stats_.live_bytes;
+  stats_.peak = stats_.live;
 }
 
 void Pool::trim() {
-  std::lock_guard lock(state_->mutex);
-  state_->release(/*wait=*/true);
-}
-
-std::string Pool::report() const {
-  const PoolStats now = stats();
-  std::ostringstream out;
-  for (int t = 0; t < kTags; ++t) {
-    out << "  " << name_of(static_cast<Tag>(t)) << ": live "
-        << now.live_bytes[t] << " peak " << now.peak_bytes[t] << " bytes\n";
-  }
-  out << "  reserved " << now.reserved << " bytes";
-  return out.str();
+  std::lock_guard lock(mutex_);
+  while (!free_.empty()) give_up_largest();
 }
 
 }  // namespace tapeline

@@ -1,28 +1,44 @@
-// A caching memory pool with byte accounting by tag.
+// A caching memory pool with byte accounting by tag: the memory of a device, or
+// the pinned host memory that copies to and from it go through.
 //
-// allocate() returns a block of at least `bytes`, aligned to 64, from a free
-// list of the same size class, or one up to twice as large, and when there is
-// none from the system. free() keeps the block for reuse; its last uses are
-// events, and whoever gets the block while one is not done waits for it on its
-// stream: nobody polls, and nothing stalls before memory is short of idle
-// blocks. Nothing returns to the system before trim() or destruction, so a
-// steady step allocates nothing; only a request that the cap or the system
-// refuses first gives back free blocks of other sizes, at last those still
-// used, for which the host waits. NaN-poison mode fills blocks with 0x7fff
-// words (NaN in f32, bf16 and f64, a huge number in i32) when they are handed
-// out and when they come back, so a read of memory nobody wrote cannot look
-// right. Blocks whose queued use is not done are left alone. A dry pool
-// accounts for memory it does not have: addresses that nobody may touch.
-// Thread-safe.
+// allocate() returns a block of at least `bytes` from those that are free, and
+// when none of them fits from the system. free() keeps the block for reuse; its
+// last uses are events, and whoever gets the block while one is not done waits
+// for it on its stream: nobody polls, and nothing stalls before memory is short
+// of idle blocks. A steady step allocates nothing.
+//
+// Device memory: sizes are classes, aligned to 64, and a free block up to twice
+// as large serves too, an idle one if possible. Nothing returns to the system
+// before trim() or destruction; only a request that the cap or the system
+// refuses first gives up free blocks, the largest first and as many as it
+// takes, waiting for those still used. Refused for good, it ends the process
+// (out_of_memory).
+//
+// Pinned memory: sizes are whole pages, and the smallest block that is large
+// enough serves, used or not: what grows does not depend on the speed of
+// copies. When none is, the largest free one gives way to the new one, so that
+// lengths which vary cost no more than the longest. A request that the cap or
+// the system refuses, when all free blocks are given up, gets a null block: the
+// caller keeps its bytes where they are.
+//
+// NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and f64, a
+// huge number in i32) when they are handed out and when they come back, so a
+// read of memory nobody wrote cannot look right. Blocks whose queued use is not
+// done are left alone. A dry pool accounts for memory it does not have:
+// addresses that nobody may touch. Thread-safe.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/stream.h"
 
@@ -39,27 +55,42 @@ enum class Tag : uint8_t {
 inline constexpr int kTags = 6;
 std::string_view name_of(Tag tag);
 
-struct Block {
-  std::byte* data = nullptr;
-  size_t bytes = 0;     // the size class that was asked for
-  size_t capacity = 0;  // of the memory
-  Tag tag = Tag::kOther;
-};
 // Events after which a block is free: of kernels, a load, a copy out.
 using LastUses = std::array<Event, 3>;
 
-struct PoolStats {
-  std::array<int64_t, kTags> live_bytes{};  // size-class bytes handed out
-  std::array<int64_t, kTags> peak_bytes{};
-  int64_t live = 0, peak = 0;      // over all tags
-  int64_t reserved = 0;            // obtained from the system
-  int64_t system_allocations = 0;  // calls to the system so far
+// Obtained from the system; one block after the other is made of it.
+struct Memory {
+  std::byte* data = nullptr;
+  size_t capacity = 0;
+  LastUses uses;            // by its last owner
+  uint64_t generation = 0;  // counts who got it and who gave it back
 };
 
-// What happens to memory, for who logs it.
+struct Block {
+  std::byte* data = nullptr;  // null: refused
+  size_t bytes = 0;           // what was asked for, rounded up
+  Tag tag = Tag::kOther;
+  std::shared_ptr<Memory> memory;
+  uint64_t generation = 0;
+
+  // Of one that was handed out: it is not freed, its bytes are nobody else's.
+  bool owned() const { return memory->generation == generation; }
+};
+
+struct PoolStats {
+  std::array<int64_t, kTags> live_bytes{};  // of blocks handed out
+  std::array<int64_t, kTags> peak_bytes{};
+  int64_t live = 0, peak = 0;               // over all tags
+  int64_t reserved = 0, peak_reserved = 0;  // obtained from the system
+  int64_t system_allocations = 0;           // calls to the system so far
+  int64_t refusals = 0;                     // by the cap or the system
+};
+
+// What happens to memory, for who logs it or checks accesses.
 enum class MemoryEvent : uint8_t {
   kAllocate,
   kFree,
+  kGone,  // back to the system
   kEvict,
   kLoad,
   kDrop,
@@ -69,59 +100,64 @@ enum class MemoryEvent : uint8_t {
 std::string_view name_of(MemoryEvent event);
 using MemoryHook = std::function<void(MemoryEvent event, const Block& block)>;
 
-// Memory that gets an owner, loses it, or returns to the system; told to who
-// checks accesses (fake_device.h).
-enum class Region : uint8_t { kOwned, kFree, kGone };
-using RegionHook =
-    std::function<void(Region region, const std::byte* data, size_t bytes)>;
+enum class MemoryKind : uint8_t { kDevice, kPinned };
 
 class Pool {
  public:
-  explicit Pool(bool dry = false);
-  ~Pool();
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
+  explicit Pool(MemoryKind kind = MemoryKind::kDevice, bool dry = false)
+      : pinned_(kind == MemoryKind::kPinned), dry_(dry) {}
+  ~Pool() { trim(); }
 
-  // For work on `stream`. When `cap` or the system refuses, ends the process
-  // (set_out_of_memory).
+  // For work on `stream`, which waits for the last uses of the memory.
   Block allocate(size_t bytes, Tag tag, Stream* stream);
-  void free(Block block, const LastUses& uses);
+  void free(const Block& block, const LastUses& uses);
 
   PoolStats stats() const;
-  void reset_peak();  // peaks := live
-  void set_poison(bool on);
-  bool poison() const;
-  void set_cap(int64_t bytes);  // 0: none
-  void trim();                  // returns every free block to the system
+  void reset_peak();  // live peaks := live
+  void set_poison(bool on) { poison_ = on; }
+  void set_cap(int64_t bytes) { cap_ = bytes; }  // 0: none
+  void trim();  // returns every free block to the system
   // From now on a request takes a free block of any larger size before it asks
   // the system. While a pool grows that would cost memory: small requests would
   // take what large ones are about to want. Afterwards what served the longest
   // step serves all others, whose sizes are between the classes it has.
-  void settle();
-  std::string report() const;  // one line per tag
+  void settle() { settled_ = true; }
 
-  // Called at every event by the thread that causes it, outside of any lock.
-  void set_hook(MemoryHook hook);
-  void set_region_hook(RegionHook hook);
-  void note(MemoryEvent event, const Block& block) const;
+  // One hook, called at every event by the thread that causes it; it does not
+  // call the pool.
+  void set_hook(MemoryHook hook) { hook_ = std::move(hook); }
+  void note(MemoryEvent event, const Block& block) const {
+    if (hook_) hook_(event, block);
+  }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  using Free = std::multimap<size_t, std::shared_ptr<Memory>>;  // by capacity
+
+  Free::iterator find(size_t bytes, const Stream* stream);
+  std::byte* system_bytes(size_t bytes) const;
+  std::shared_ptr<Memory> from_system(size_t bytes);
+  void give_up_largest();
+  void count(Tag tag, int64_t bytes);
+  void poison(const Memory& memory) const;
+
+  const bool pinned_, dry_;
+  mutable std::mutex mutex_;
+  Free free_;
+  PoolStats stats_;
+  std::atomic<int64_t> cap_ = 0;
+  std::atomic<bool> poison_ = false, settled_ = false;
+  MemoryHook hook_;
 };
 
 // What ends the process when there is no memory, given the wanted bytes and the
-// live bytes by tag; it must not return. Default: a CHECK.
-void set_out_of_memory(void (*handler)(const std::string& report));
+// live bytes by tag; it must not return, nor call the pool. Null: a CHECK.
+inline void (*out_of_memory)(const std::string& report) = nullptr;
 
-// Capacity that a request of `bytes` gets: a multiple of 64 below 4 KiB, then
-// four classes per power of two, so at most a quarter is lost.
+// Capacity that a request of `bytes` gets on a device: a multiple of 64 below
+// 4 KiB, then four classes per power of two, so at most a quarter is lost.
 size_t size_class(size_t bytes);
 
-namespace internal {
-// Host memory, or with `dry` an address that stands for it.
-std::byte* system_allocate(size_t alignment, size_t bytes, bool dry);
-void system_free(std::byte* data, bool dry);
-}  // namespace internal
+// Makes later work of the stream follow the event, if it does not anyway.
+void wait_for(Stream& stream, const Event& event);
 
 }  // namespace tapeline

@@ -161,7 +161,7 @@ TEST_F(PoolTest, OnceSettledAnyLargerBlockServes) {
 }
 
 TEST(DryPool, CountsMemoryItDoesNotHave) {
-  Pool pool(/*dry=*/true);
+  Pool pool(MemoryKind::kDevice, /*dry=*/true);
   CpuStream stream("cpu");
   const Block huge = pool.allocate(size_t{1} << 45, Tag::kActivation, &stream);
   const Block other = pool.allocate(64, Tag::kActivation, &stream);
@@ -187,6 +187,18 @@ TEST_F(PoolTest, TheHookSeesEveryEvent) {
   EXPECT_EQ(seen, (std::vector<std::string>{"allocate 128 activation",
                                             "free 128 activation",
                                             "replay 0 other"}));
+}
+
+TEST_F(PoolTest, TheHookIsToldWhatReturnsToTheSystem) {
+  put(get(1024));
+  put(get(576));  // of the same memory
+  std::vector<size_t> gone;
+  pool_.set_hook([&](MemoryEvent event, const Block& block) {
+    if (event == MemoryEvent::kGone) gone.push_back(block.bytes);
+  });
+  pool_.trim();
+  EXPECT_EQ(gone, std::vector<size_t>{1024});
+  pool_.set_hook(nullptr);
 }
 
 TEST_F(PoolTest, PoisonIsNaNWhenHandedOutAndWhenReturned) {
@@ -272,6 +284,87 @@ TEST_F(PoolTest, ThreadsMayShareIt) {
   EXPECT_LE(pool_.stats().system_allocations, 12);
 }
 
+class PinnedPoolTest : public testing::Test {
+ protected:
+  Block get(size_t bytes) { return pool_.allocate(bytes, Tag::kOther, &out_); }
+
+  FakeStream out_{"out"}, in_{"in"};
+  Pool pool_{MemoryKind::kPinned};
+};
+
+TEST_F(PinnedPoolTest, TheSmallestBlockThatFitsIsReused) {
+  const Block small = get(5000), large = get(20'000);
+  EXPECT_EQ(small.bytes, 8192u) << "whole pages";
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(small.data) % 4096, 0u);
+  std::memset(large.data, 1, large.bytes);
+  pool_.free(large, {});
+  pool_.free(small, {});
+  EXPECT_FALSE(small.owned());
+  const Block again = get(6000);
+  EXPECT_EQ(again.data, small.data);
+  EXPECT_FALSE(small.owned());
+  EXPECT_TRUE(again.owned());
+  const Block page = get(100);
+  EXPECT_EQ(page.data, large.data) << "five times as large";
+  EXPECT_EQ(pool_.stats().system_allocations, 2);
+  EXPECT_EQ(pool_.stats().live, 8192 + 4096);
+  pool_.free(again, {});
+  pool_.free(page, {});
+}
+
+// What a block is reused for, and what grows, must not depend on speed.
+TEST_F(PinnedPoolTest, AUsedBlockThatFitsComesBeforeALargerIdleOne) {
+  const Block small = get(4096), large = get(8192);
+  std::byte to[16];
+  in_.copy(to, small.data, 16);
+  pool_.free(small, {in_.record()});
+  pool_.free(large, {});
+  const Block again = get(4096);
+  EXPECT_EQ(again.data, small.data);
+  EXPECT_EQ(out_.pending(), 1) << "the copy out waits for the load";
+  EXPECT_EQ(out_.advance(), 0);
+  in_.advance(10);
+  EXPECT_EQ(out_.advance(), 1);
+  pool_.free(again, {});
+}
+
+TEST_F(PinnedPoolTest, LengthsThatVaryCostTheLongest) {
+  for (size_t bytes : {4096u, 40'960u, 8192u, 12'288u, 40'960u, 20'480u}) {
+    pool_.free(get(bytes), {});
+    EXPECT_LE(pool_.stats().reserved, 40'960);
+  }
+  EXPECT_EQ(pool_.stats().system_allocations, 2) << "grown once";
+  EXPECT_EQ(pool_.stats().peak_reserved, 40'960);
+}
+
+TEST_F(PinnedPoolTest, TheCapRefuses) {
+  pool_.set_cap(8192);
+  const Block block = get(8192);
+  EXPECT_EQ(get(1).data, nullptr);
+  EXPECT_EQ(pool_.stats().refusals, 1);
+  EXPECT_EQ(pool_.stats().live, 8192);
+  pool_.free(block, {});
+  const Block other = get(100);
+  EXPECT_NE(other.data, nullptr);
+  pool_.free(other, {});
+  pool_.set_cap(12'288);
+  const Block larger = get(12'000);
+  ASSERT_NE(larger.data, nullptr) << "free blocks give way";
+  EXPECT_EQ(pool_.stats().reserved, 12'288);
+  pool_.free(larger, {});
+}
+
+TEST_F(PinnedPoolTest, ABlockIsGivenUpAfterItsLastUse) {
+  const Block block = get(4096);
+  std::byte to[16];
+  in_.copy(to, block.data, 16);
+  pool_.free(block, {in_.record()});
+  const Block larger = get(8192);
+  EXPECT_EQ(in_.pending(), 0) << "the copy still reads it";
+  EXPECT_EQ(pool_.stats().reserved, 8192);
+  pool_.free(larger, {});
+}
+
 using PoolDeathTest = PoolTest;
 
 TEST_F(PoolDeathTest, TheCapSaysWhoHoldsWhat) {
@@ -281,6 +374,16 @@ TEST_F(PoolDeathTest, TheCapSaysWhoHoldsWhat) {
                "out of memory: 1000 bytes for activation\n"
                "  parameter: live 512 peak 512 bytes\n");
   put(a);
+}
+
+TEST_F(PoolDeathTest, ABlockIsGivenBackOnce) {
+  const Block block = get(1);
+  put(block);
+  EXPECT_DEATH(put(block), "given back twice");
+  const Block next = get(1);
+  ASSERT_EQ(next.data, block.data);
+  EXPECT_DEATH(put(block), "given back twice") << "it has another owner";
+  put(next);
 }
 
 }  // namespace

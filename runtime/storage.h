@@ -22,7 +22,7 @@
 // event of its load. Across streams a reader waits for the last writer, a
 // writer also for the readers before it.
 //
-// Intrusively counted; the count is atomic, everything else belongs to the
+// Held by StoragePtr, whose count is atomic; everything else belongs to the
 // thread that runs the tensor's device.
 #pragma once
 
@@ -30,8 +30,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string_view>
-#include <utility>
 
 #include "runtime/device.h"
 #include "runtime/pool.h"
@@ -39,20 +39,16 @@
 
 namespace tapeline {
 
-enum class Residency : uint8_t {
-  kResident,
-  kCopying,
-  kHost,
-  kLoading,
-  kDropped
-};
+enum class Residency { kResident, kCopying, kHost, kLoading, kDropped };
 std::string_view name_of(Residency residency);
 
-class StoragePtr;
+class Storage;
+using StoragePtr = std::shared_ptr<Storage>;
 
 class Storage {
  public:
   Storage(Device& device, size_t bytes, Tag tag);
+  ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
@@ -62,14 +58,9 @@ class Storage {
   uint64_t id() const { return id_; }  // never reused within a process
   uint32_t version() const { return version_; }
   // A load that has finished is Resident.
-  Residency residency() const {
-    return residency_ == Residency::kLoading && ready_.done()
-               ? Residency::kResident
-               : residency_;
-  }
+  Residency residency() const;
   int leases() const { return leases_; }
   const Event& ready() const { return ready_; }
-  const Event& last_use() const { return last_use_; }
   void bump_version() { ++version_; }
 
   // Lease of the bytes for work on `stream`, which is made to wait for them.
@@ -77,7 +68,7 @@ class Storage {
   // The work issued under the lease ends at stream.record().
   void release(Stream& stream, bool wrote);
 
-  // Resident -> Copying. False: the pinned pool's cap refuses, nothing done.
+  // Resident -> Copying. False: the pinned pool refuses, nothing done.
   bool copy_out();
   // Copying -> Host. False and nothing done while a lease is out, or where a
   // write has cancelled the copy.
@@ -89,67 +80,35 @@ class Storage {
   void drop(std::function<StoragePtr()> refill);
 
   void set_strict(bool strict) { strict_ = strict; }
-  static int64_t live();            // storages alive in the process
-  static uint64_t next_id();        // of the storage made next
-  static int64_t demand_reloads();  // unplanned reloads so far
-  static int64_t refills();         // of dropped bytes so far
+  // Of the process: storages alive, the id of the one made next, and unplanned
+  // reloads so far.
+  static int64_t live() { return live_; }
+  static uint64_t next_id() { return next_id_; }
+  static int64_t demand_reloads() { return demand_reloads_; }
 
  private:
-  friend class StoragePtr;
-  ~Storage();
-  bool on_device() const;
+  bool loading() const { return ready_.stream == &device_->copy_in(); }
   void return_block();
   void return_slot(const Event& last_use);
   void refill();
 
+  static inline std::atomic<int64_t> live_ = 0, demand_reloads_ = 0;
+  static inline std::atomic<uint64_t> next_id_ = 1;
+
   Device* device_;
   size_t bytes_;
-  Block block_;
   Tag tag_;
   uint64_t id_;
-  PinnedSlot* slot_ = nullptr;  // leased, with its generation then
-  uint64_t generation_ = 0;
+  Block block_;  // on the device
+  Block slot_;   // pinned, from the copy out on until the load
   std::function<StoragePtr()> refill_;
-  Event ready_, last_use_, copied_;
-  std::atomic<uint32_t> references_{0};
+  Event ready_;     // after the last write or load
+  Event last_use_;  // after every kernel so far
+  Event copied_;    // after the last copy out
   uint32_t version_ = 0;
   int leases_ = 0;
-  Residency residency_ = Residency::kResident;
+  Residency residency_ = Residency::kResident;  // never kLoading
   bool strict_ = false;
-};
-
-// Counted pointer to a Storage.
-class StoragePtr {
- public:
-  StoragePtr() = default;
-  explicit StoragePtr(Storage* storage) : storage_(storage) { retain(); }
-  StoragePtr(const StoragePtr& other) : storage_(other.storage_) { retain(); }
-  StoragePtr(StoragePtr&& other) noexcept
-      : storage_(std::exchange(other.storage_, nullptr)) {}
-  StoragePtr& operator=(StoragePtr other) noexcept {
-    std::swap(storage_, other.storage_);
-    return *this;
-  }
-  ~StoragePtr() {
-    if (storage_ != nullptr && storage_->references_.fetch_sub(1) == 1) {
-      delete storage_;
-    }
-  }
-
-  Storage* get() const { return storage_; }
-  Storage* operator->() const { return storage_; }
-  Storage& operator*() const { return *storage_; }
-  explicit operator bool() const { return storage_ != nullptr; }
-  bool unique() const { return storage_->references_.load() == 1; }
-  friend bool operator==(const StoragePtr& a, const StoragePtr& b) {
-    return a.storage_ == b.storage_;
-  }
-
- private:
-  void retain() {
-    if (storage_ != nullptr) storage_->references_.fetch_add(1);
-  }
-  Storage* storage_ = nullptr;
 };
 
 }  // namespace tapeline

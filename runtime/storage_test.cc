@@ -51,7 +51,7 @@ class StorageTest : public testing::Test {
     return bytes;
   }
   StoragePtr make() {
-    return StoragePtr(new Storage(device_, kBytes, Tag::kActivation));
+    return std::make_shared<Storage>(device_, kBytes, Tag::kActivation);
   }
   // Moves a filled storage to the host.
   void evict(Storage& storage) {
@@ -86,7 +86,7 @@ TEST_F(StorageTest, GoesOutAndComesBackWithItsBytesAndVersion) {
   EXPECT_EQ(device_.pool().stats().live, 128);
   in().synchronize(in().record());
   EXPECT_EQ(out().bytes_copied(), kBytes) << "the load runs after the copy out";
-  EXPECT_EQ(device_.pinned().stats().leased_bytes, 0);
+  EXPECT_EQ(device_.pinned().stats().live, 0);
   EXPECT_EQ(contents(*storage), pattern(3));
   EXPECT_EQ(storage->residency(), Residency::kResident);
   EXPECT_EQ(storage->version(), version);
@@ -205,7 +205,7 @@ TEST_F(StorageTest, AWriteCancelsTheCopyOut) {
   out().advance(10);
   std::byte* bytes = storage->acquire(compute(), true);
   EXPECT_EQ(storage->residency(), Residency::kResident);
-  EXPECT_EQ(device_.pinned().stats().leased_bytes, 0);
+  EXPECT_EQ(device_.pinned().stats().live, 0);
   std::memcpy(bytes, pattern(13).data(), kBytes);
   storage->release(compute(), true);
   EXPECT_FALSE(storage->evict()) << "the host has the old bytes";
@@ -302,10 +302,10 @@ TEST_F(StorageTest, SlotsReturnWithoutALoad) {
   fill(*a, 3);
   evict(*a);
   ASSERT_TRUE(b->copy_out());
-  EXPECT_GT(device_.pinned().stats().leased_bytes, 0);
+  EXPECT_GT(device_.pinned().stats().live, 0);
   a = StoragePtr();
   b = StoragePtr();
-  EXPECT_EQ(device_.pinned().stats().leased_bytes, 0);
+  EXPECT_EQ(device_.pinned().stats().live, 0);
 }
 
 TEST_F(StorageTest, ACapLeavesTheBytesWhereTheyAre) {
@@ -371,10 +371,10 @@ TEST_F(StorageTest, LiveCountsStorages) {
   const int64_t before = Storage::live();
   StoragePtr a = make();
   const StoragePtr b = a;
-  EXPECT_FALSE(a.unique());
+  EXPECT_EQ(a.use_count(), 2);
   EXPECT_EQ(Storage::live(), before + 1);
   a = make();
-  EXPECT_TRUE(b.unique());
+  EXPECT_EQ(b.use_count(), 1);
   EXPECT_NE(a->id(), b->id());
   EXPECT_EQ(Storage::live(), before + 2);
   a = StoragePtr();
@@ -405,7 +405,7 @@ TEST_F(StorageDeathTest, BytesThatSomebodyElseOverwroteAreFoundOut) {
   fill(*a, 3);
   fill(*b, 5);
   const auto share_a_slot = [&] {
-    drop_edge(Edge::kSlotIsLeased);
+    dropped_edge = Edge::kSlotIsLeased;
     evict(*a);
     evict(*b);
     a->load();

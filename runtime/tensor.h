@@ -27,7 +27,9 @@ class Tensor {
   static Tensor empty(const Shape& shape, DType dtype,
                       Tag tag = Tag::kActivation);
   static Tensor zeros(const Shape& shape, DType dtype,
-                      Tag tag = Tag::kActivation);
+                      Tag tag = Tag::kActivation) {
+    return full(shape, dtype, 0, tag);
+  }
   static Tensor full(const Shape& shape, DType dtype, double value,
                      Tag tag = Tag::kActivation);
   // A copy of host values; their count must equal the shape's.
@@ -63,8 +65,9 @@ class Tensor {
   // Waits for the bytes and copies them out, whatever the strides.
   template <class T>
   std::vector<T> to_vector() const;
-  // Overwrites a contiguous tensor's bytes with zeros; counts as a write.
-  void set_zero() const;
+  // Overwrites the elements of a contiguous tensor; counts as a write.
+  void fill(double value) const;
+  void set_zero() const { fill(0); }
   // A contiguous copy on the current device, off the tape.
   Tensor clone(Tag tag = Tag::kActivation) const;
 
@@ -73,6 +76,8 @@ class Tensor {
   uint64_t tape = 0;  // 0: on no tape
 
  private:
+  bool dry() const { return storage_->device().dry(); }
+
   StoragePtr storage_;
   Shape shape_, strides_;
   int64_t offset_ = 0;

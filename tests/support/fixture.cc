@@ -47,30 +47,13 @@ std::vector<double> Fixture::values(std::string_view name) const {
   const auto widened = [&]<class T>() {
     std::vector<double> out;
     for (const T& v : read<T>(name)) {
-      if constexpr (std::is_same_v<T, bf16>)
-        out.push_back(float{v});
-      else
-        out.push_back(static_cast<double>(v));
+      out.push_back(static_cast<double>(v));
     }
     return out;
   };
   const std::optional<DType> dtype = dtype_from_safetensors((*info)->dtype);
   CHECK(dtype.has_value()) << name << " is " << (*info)->dtype;
-  switch (*dtype) {
-    case DType::kF32:
-      return widened.operator()<float>();
-    case DType::kBf16:
-      return widened.operator()<bf16>();
-    case DType::kF64:
-      return widened.operator()<double>();
-    case DType::kI32:
-      return widened.operator()<int32_t>();
-    case DType::kI64:
-      return widened.operator()<int64_t>();
-    case DType::kU8:
-      return widened.operator()<uint8_t>();
-  }
-  return {};
+  return dispatch(*dtype, widened);
 }
 
 std::vector<float> Fixture::floats(std::string_view name) const {

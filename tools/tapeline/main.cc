@@ -92,8 +92,9 @@ int main(int argc, char** argv) {
   // A file that grows past RLIMIT_FSIZE is an error of its write, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
-  tapeline::set_out_of_memory(
-      [](const std::string& report) { tapeline::end_out_of_memory(report); });
+  tapeline::out_of_memory = [](const std::string& report) {
+    tapeline::end_out_of_memory(report);
+  };
   std::set_new_handler([] { tapeline::end_out_of_memory("out of memory"); });
   tapeline::set_command_line({argv, argv + argc});
   // Our own code throws nothing; libraries do.

@@ -73,6 +73,7 @@ MemoryPart& MemoryLog::part() {
 }
 
 void MemoryLog::see(MemoryEvent event, const Block& block) {
+  if (event == MemoryEvent::kGone) return;
   const auto bytes = static_cast<int64_t>(block.bytes);
   const auto tag = static_cast<size_t>(block.tag);
   MemoryPart& now_in = part();
@@ -110,6 +111,7 @@ void MemoryLog::see(MemoryEvent event, const Block& block) {
       profile_.dropped += bytes;
       break;
     case MemoryEvent::kRefill:
+    case MemoryEvent::kGone:
       break;
     case MemoryEvent::kReplay:
       ++profile_.replays;

@@ -36,7 +36,7 @@ DryRun dry_run(LanguageModel& model, const TrainerOptions& options,
   trainer.step(/*hash=*/false);
   MemoryLog log(device);
   trainer.step(/*hash=*/false);
-  return {log.take(), device.pinned().stats().peak_bytes};
+  return {log.take(), device.pinned().stats().peak_reserved};
 }
 
 std::string mib(int64_t bytes) {

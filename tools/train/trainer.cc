@@ -89,7 +89,7 @@ StepRecord Trainer::step(bool hash) {
   record.offload_bytes = offload_counters_.copied_bytes - moved.copied_bytes;
   record.offload_exposed_ms =
       1000 * (offload_counters_.exposed_seconds - moved.exposed_seconds);
-  record.pinned_bytes = Device::current().pinned().stats().bytes;
+  record.pinned_bytes = Device::current().pinned().stats().reserved;
   record.loss = record.lm_loss + record.mtp_loss + record.balance_loss +
                 record.z_loss + record.indexer_loss;
   tokens_ += n.tokens;
