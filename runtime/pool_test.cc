@@ -151,9 +151,9 @@ TEST_F(PoolTest, OnceSettledAnyLargerBlockServes) {
   put(grown);
   pool_.settle();
   const Block small = get(3000), next = get(3000);
-  EXPECT_EQ(small.capacity, 4096u) << "the closest first";
-  EXPECT_EQ(next.capacity, 8192u);
-  EXPECT_EQ(get(3000).capacity, 65536u);
+  EXPECT_EQ(small.memory->capacity, 4096u) << "the closest first";
+  EXPECT_EQ(next.memory->capacity, 8192u);
+  EXPECT_EQ(get(3000).memory->capacity, 65536u);
   EXPECT_EQ(pool_.stats().system_allocations, 3);
   EXPECT_EQ(pool_.stats().live, 3 * size_class(3000));
   get(3000);

@@ -69,7 +69,7 @@ TEST(Equality, RandomModelsInLessMemoryKeepEveryBit) {
         EXPECT_EQ(got.moved.copied_bytes, got.planned_bytes);
         EXPECT_EQ(got.moved.loaded_bytes, got.planned_bytes);
         EXPECT_EQ(got.demand_reloads, 0);
-        EXPECT_EQ(device->pinned().stats().leased_bytes, 0);
+        EXPECT_EQ(device->pinned().stats().live, 0);
         expect_same(got, plain[order]);
         features["stash reads"] += got.counters.stash_reads > 0;
         features["ops not run again"] += got.counters.kept_ops > 0;

@@ -140,12 +140,12 @@ class FlatMemory : public testing::Test {
 
   Measured measure() {
     const PoolStats pool = device_.pool().stats();
-    const PinnedStats pinned = device_.pinned().stats();
+    const PoolStats pinned = device_.pinned().stats();
     EXPECT_EQ(system_calls - calls_before_,
               pool.system_allocations + pinned.system_allocations)
         << "the wrapper counts what the linker does";
-    return {live_nodes(), Storage::live(),     pool.live,    pool.reserved,
-            pinned.bytes, pinned.leased_bytes, system_calls, waits_.host};
+    return {live_nodes(),    Storage::live(), pool.live,    pool.reserved,
+            pinned.reserved, pinned.live,     system_calls, waits_.host};
   }
   // Runs the steps; from the third on nothing changes.
   void expect_flat(const std::function<void(int64_t)>& step, bool waits) {
