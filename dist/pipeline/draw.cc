@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -23,16 +22,23 @@ char letter_of(const Action& action) {
   return action.overlapped() ? 'O' : letter(action.passes()[0].kind);
 }
 
-// Columns per unit of time with which every name and a blank fit; 0: none.
+// Of all actions that take time.
+double shortest(const Schedule& s, const Simulation& sim) {
+  double out = sim.makespan;
+  for_each_action(s, sim, [&](size_t, const Action&, const Span& span) {
+    if (span.end > span.begin) out = std::min(out, span.end - span.begin);
+  });
+  return out;
+}
+
+// Columns per unit of time with which every name and a blank fit.
 double named_scale(const Schedule& s, const Simulation& sim) {
   double scale = 0;
   for_each_action(s, sim, [&](size_t, const Action& a, const Span& span) {
     const auto wanted = static_cast<double>(to_string(a).size() + 1);
-    const double length = span.end - span.begin;
-    scale = length > 0 ? std::max(scale, wanted / length)
-                       : std::numeric_limits<double>::infinity();
+    scale = std::max(scale, wanted / (span.end - span.begin));
   });
-  return std::isfinite(scale) ? scale : 0;
+  return scale;
 }
 
 std::string hue(const Action& action) {
@@ -59,9 +65,13 @@ std::string number(double value) {
 
 std::string ascii_timeline(const Schedule& s, const Simulation& sim,
                            int columns) {
+  const auto fits = [&](double scale) {
+    return std::ceil(sim.makespan * scale) <= columns;
+  };
   double scale = named_scale(s, sim);
-  const bool named = scale > 0 && std::ceil(sim.makespan * scale) <= columns;
-  if (!named) scale = sim.makespan > 0 ? columns / sim.makespan : 0;
+  const bool named = fits(scale);
+  if (!named) scale = 1 / shortest(s, sim);
+  if (!fits(scale)) scale = sim.makespan > 0 ? columns / sim.makespan : 0;
   const auto column = [&](double time) {
     return static_cast<size_t>(std::llround(time * scale));
   };
@@ -89,17 +99,10 @@ std::string ascii_timeline(const Schedule& s, const Simulation& sim,
 
 std::string svg_timeline(const Schedule& s, const Simulation& sim) {
   constexpr double kRow = 28, kLeft = 64, kTop = 8;
-  double shortest = sim.makespan;
-  for_each_action(s, sim, [&](size_t, const Action&, const Span& span) {
-    if (span.end > span.begin) {
-      shortest = std::min(shortest, span.end - span.begin);
-    }
-  });
   // The shortest action is wide enough for its name, within reason.
   const double scale =
-      sim.makespan > 0
-          ? std::min(40 / shortest, std::max(1200.0, 16000.0) / sim.makespan)
-          : 1;
+      sim.makespan > 0 ? std::min(40 / shortest(s, sim), 16000 / sim.makespan)
+                       : 1;
   const double bottom = kTop + kRow * static_cast<double>(s.ranks.size());
   const double right = kLeft + sim.makespan * scale;
   std::string out =

@@ -8,11 +8,11 @@
 
 namespace tapeline {
 
-// One line a rank, "rank 0 | 0F0 0F1 . . 0B0 …", to scale: each action begins
-// in the column of its time and fills its columns, dots are idle time. The
-// scale is the coarsest that shows every action's name in at most `columns`;
-// where none does, kinds alone are drawn, and actions that are too short for a
-// column vanish.
+// One line a rank, to scale: each action begins in the column of its time and
+// fills its columns, dots are idle time. With names, "rank 0 |0F0 0F1 ....0B0
+// ", where they fit into `columns`; otherwise letters of the kinds (O for OV),
+// a column for the shortest action; where that is too long, the whole in
+// `columns`.
 std::string ascii_timeline(const Schedule& schedule,
                            const Simulation& simulation, int columns = 200);
 

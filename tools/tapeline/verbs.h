@@ -25,6 +25,7 @@ int generate_verb(const Arguments& arguments);
 int eval_verb(const Arguments& arguments);
 int parity_verb(const Arguments& arguments);
 int ckpt_verb(const Arguments& arguments);
+int schedule_verb(const Arguments& arguments);
 
 // "tapeline: <message>" on stderr, on one line; returns the code.
 int fail(ExitCode code, std::string_view message);
