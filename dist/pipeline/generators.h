@@ -39,7 +39,7 @@ struct ScheduleSize {
 };
 
 // Stages times micro-batches are at most so many.
-inline constexpr int64_t kMaxPasses = int64_t{1} << 22;
+inline constexpr int64_t kMaxPasses = int64_t{1} << 21;
 
 const std::vector<std::string>& schedule_names();
 // The chunks of a schedule that has no choice, otherwise 1.

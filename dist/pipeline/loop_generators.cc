@@ -1,8 +1,10 @@
 // Schedules whose stages lie on the ranks round and round.
 #include <algorithm>
 #include <deque>
+#include <optional>
 
 #include "dist/pipeline/generators_internal.h"
+#include "dist/pipeline/wake_queue.h"
 #include "runtime/check.h"
 
 namespace tapeline::internal {
@@ -51,14 +53,15 @@ class Unblock {
         micro_batches_(micro_batches),
         forward_(size_t(stages) * micro_batches),
         backward_(forward_.size()),
-        at_(ranks.size(), 0) {}
+        at_(ranks.size(), 0),
+        woken_(static_cast<int>(ranks.size())) {}
 
   void run() {
-    while (true) {
-      while (advance()) {
-      }
-      if (done()) return;
-      CHECK(pull_forward()) << "[schedule] no forward pass can run";
+    do {
+      while (const std::optional<int> rank = woken_.next()) advance(*rank);
+    } while (pull_forward());
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      CHECK_EQ(at_[r], ranks_[r].size()) << "[schedule] no pass can run";
     }
   }
 
@@ -74,23 +77,15 @@ class Unblock {
            (p.stage == stages_ - 1 ||
             of(backward_, p.stage + 1, p.micro_batch));
   }
-  bool advance() {
-    bool any = false;
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      for (; at_[r] < ranks_[r].size() && ready(ranks_[r][at_[r]]); ++at_[r]) {
-        const Pass& p = ranks_[r][at_[r]];
-        of(p.is_forward() ? forward_ : backward_, p.stage, p.micro_batch) =
-            true;
-        any = true;
+  void advance(int r) {
+    for (; at_[r] < ranks_[r].size() && ready(ranks_[r][at_[r]]); ++at_[r]) {
+      const Pass& p = ranks_[r][at_[r]];
+      of(p.is_forward() ? forward_ : backward_, p.stage, p.micro_batch) = true;
+      const int next = p.stage + (p.is_forward() ? 1 : -1);
+      if (next >= 0 && next < stages_) {
+        woken_.wake(next % static_cast<int>(ranks_.size()));
       }
     }
-    return any;
-  }
-  bool done() const {
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      if (at_[r] < ranks_[r].size()) return false;
-    }
-    return true;
   }
   bool pull_forward() {
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -100,6 +95,7 @@ class Unblock {
                        [](const Pass& p) { return p.is_forward(); });
       if (next == ranks_[r].end() || !ready(*next)) continue;
       std::rotate(blocked, next, next + 1);
+      woken_.wake(static_cast<int>(r));
       return true;
     }
     return false;
@@ -109,6 +105,7 @@ class Unblock {
   const int stages_, micro_batches_;
   std::vector<bool> forward_, backward_;
   std::vector<size_t> at_;
+  WakeQueue woken_;
 };
 
 // B becomes I, and W follows `delay` I's later.

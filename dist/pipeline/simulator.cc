@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dist/pipeline/validator.h"
+#include "dist/pipeline/wake_queue.h"
 #include "runtime/check.h"
 
 namespace tapeline {
@@ -19,16 +20,15 @@ class Simulator {
         recompute_(made_.size() / 2),
         clock_(s.ranks.size(), 0),
         half_begin_(s.ranks.size(), 0),
+        woken_(static_cast<int>(s.ranks.size())),
         waits_(s.ranks.size()) {
     out_.busy.resize(s.ranks.size(), 0);
     out_.actions.resize(s.ranks.size());
   }
 
   Simulation run() && {
-    for (bool any = true; any;) {
-      any = false;
-      for (size_t r = 0; r < s_.ranks.size(); ++r) {
-        while (step(static_cast<int>(r))) any = true;
+    while (const std::optional<int> rank = woken_.next()) {
+      while (step(*rank)) {
       }
     }
     finish();
@@ -85,6 +85,8 @@ class Simulator {
       }
       if (p.kind != PassKind::kWeight) {
         made_[key(p.is_forward(), p.stage, p.micro_batch)] = clock_[rank];
+        const int next = p.stage + (p.is_forward() ? 1 : -1);
+        if (next >= 0 && next < s_.stages()) woken_.wake(s_.placement[next]);
       }
     }
   }
@@ -176,6 +178,7 @@ class Simulator {
   std::vector<bool> recompute_;  // by stage and micro-batch
   std::vector<double> clock_;    // end of each rank's latest pass
   std::vector<double> half_begin_;
+  internal::WakeQueue woken_;
   std::vector<std::vector<Span>> waits_;  // of messages, from arrival to use
   Simulation out_;
 };

@@ -358,8 +358,13 @@ std::optional<Refusal> validate(const Schedule& s, const Limits& limits) {
 
 std::optional<int> min_capacity(const Schedule& s, OvRelease release) {
   const WaitGraph graph(s, release);
-  int low = 0, high = s.micro_batches;  // no channel has more messages
-  if (!graph.cycle(high).empty()) return std::nullopt;
+  // Small ones are likely. No channel has more messages than micro-batches.
+  int low = 0, high = 0;
+  while (!graph.cycle(high).empty()) {
+    if (high >= s.micro_batches) return std::nullopt;
+    low = high + 1;
+    high = std::min(2 * high + 1, s.micro_batches);
+  }
   while (low < high) {
     const int middle = (low + high) / 2;
     if (graph.cycle(middle).empty()) {
