@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(, EveryName, testing::ValuesIn(schedule_names()),
                          [](const auto& info) { return "n" + info.param; });
 
 // Bug 7 (torchtitan #775): fewer micro-batches than ranks hung.
-TEST_P(EveryName, EverySizeUpTo16RanksRuns) {
+TEST_P(EveryName, B07_EverySizeUpTo16RanksRuns) {
   int sizes = 0;
   const std::vector<int> micro_batches = {1,  2,  3,  4,  5,  7,  8, 11,
                                           13, 16, 17, 31, 32, 33, 64};
@@ -180,7 +180,7 @@ TEST(Generators, TheLastRanksForwardPassesBeginAtZero) {
 
 // Fault 8 of the engine that this answers to: the schedule of the first step
 // was kept when the number of micro-batches changed.
-TEST(Generators, AreFunctionsOfTheSizeAlone) {
+TEST(Fault, F08_SchedulesAreFunctionsOfTheSizeAlone) {
   const std::string before = schedule_text(make("1f1b", 3, 1, 8));
   make("1f1b", 3, 1, 5);
   EXPECT_EQ(schedule_text(make("1f1b", 3, 1, 8)), before);
@@ -257,7 +257,7 @@ TEST(ClosedForm, DualPipeVWhereForwardCostsAsInput) {
 }
 
 // Bug 45 (zero-bubble #73): the order of warm-up cost idle time.
-TEST(ClosedForm, MakespansOfTheLiterature) {
+TEST(ClosedForm, B45_MakespansOfTheLiterature) {
   struct Case {
     int p, m;
     double f1b, int2, int4, zb1p, zb1p2, zbv, fused, serial;
@@ -380,7 +380,7 @@ TEST(Peaks, ActivationsFreedAtIAndTheStashOfW) {
 }
 
 // Bug 35 (pytorch #194120, marin #6532): memory grew with the micro-batches.
-TEST(Peaks, DoNotGrowWithMicroBatches) {
+TEST(Peaks, B35_DoNotGrowWithMicroBatches) {
   for (const char* name : {"1f1b", "eager_1f1b", "interleaved", "zb1p", "zb_h2",
                            "zbv", "v_half", "v_min", "dualpipev"}) {
     const int v = std::max(default_chunks(name), name[0] == 'i' ? 2 : 1);
@@ -404,7 +404,7 @@ TEST(Messages, AreCounted) {
 
 // Bug 34 (pytorch #136380): receive buffers for all micro-batches. One shared
 // pool needs fewer than the channels' own maxima add up to.
-TEST(Messages, SlotsDoNotGrowWithMicroBatches) {
+TEST(Messages, B34_SlotsDoNotGrowWithMicroBatches) {
   for (const char* name : {"1f1b", "interleaved", "zb1p", "zbv", "dualpipev"}) {
     const int v = std::max(default_chunks(name), name[0] == 'i' ? 4 : 1);
     const auto slots = [&](int m) {

@@ -92,7 +92,7 @@ void expect_whole(const Layout& layout, int layers, int depths) {
 
 // Bug 40 (Megatron-LM #1583, #3399): 10 layers on 3 ranks left out 6 and 7.
 // Fault 11: what the stages own was tested, not that nothing is missing.
-TEST(Layout, EvenOnesHaveEachLayerOnceInOrder) {
+TEST(Layout, B40_F11_EvenOnesHaveEachLayerOnceInOrder) {
   for (int layers = 0; layers <= 20; ++layers) {
     for (int stages = 1; stages <= 24; ++stages) {
       const Layout layout = even_layout(layers, 2, stages);

@@ -46,7 +46,7 @@ TEST(Simulator, WithinARankThereIsNoLatency) {
 
 // Bug 38 (pytorch #136766, torchtitan #773): with I and W apart the forward
 // pass was made again twice.
-TEST(Simulator, ARecomputedPassIsMadeAgainOnce) {
+TEST(Simulator, B38_ARecomputedPassIsMadeAgainOnce) {
   for (const char* backward : {"0B0", "0I0 0W0"}) {
     const auto one = [&](const std::string& f) {
       return simulate(
@@ -98,7 +98,7 @@ TEST(Simulator, WhatCannotRunIsRefusedWithTheAction) {
 
 // Bug 9 (Megatron-LM #1810): layers that do not divide. Stages of any cost run,
 // and the figures keep their formulas: GPipe exactly, 1F1B as a bound.
-TEST(Simulator, UnequalStages) {
+TEST(Simulator, B09_UnequalStages) {
   const Random random(1, "stages");
   uint64_t at = 0;
   int equal = 0;

@@ -85,7 +85,7 @@ TEST(Complete, NumbersAndPlacesAreChecked) {
 }
 
 // Bug 45 (torchtitan #774): ZBV was run with another map of stages to ranks.
-TEST(Complete, PlacementIsPartOfTheSchedule) {
+TEST(Complete, B45_PlacementIsPartOfTheSchedule) {
   Schedule s = make("zbv", 2, 2, 4);
   s.placement = loop_placement(2, 2);
   expect_refused(s, Check::kComplete, 0, 3, "3F0", "stage 3 is on rank 1");
@@ -114,7 +114,7 @@ TEST(Channel, StagesOfOneRankHandOverInAnyOrder) {
 
 // Bug 4 (pytorch #195760, #196666): one queue for all that a rank sends
 // another.
-TEST(Channel, OneQueuePerPairOfRanksMixesMessagesUp) {
+TEST(Channel, B04_OneQueuePerPairOfRanksMixesMessagesUp) {
   const Limits pairs{.queue_per_rank_pair = true};
   const std::vector<Schedule> mixed = {
       make("zbv", 2, 2, 4), make("zbv", 4, 2, 8), make("dualpipev", 4, 2, 8),
@@ -133,7 +133,7 @@ TEST(Channel, OneQueuePerPairOfRanksMixesMessagesUp) {
 }
 
 // Bug 6 (Megatron-LM #750): with two ranks the next is also the previous one.
-TEST(Channel, TwoRanksWithManyStagesKeepTheirEdgesApart) {
+TEST(Channel, B06_TwoRanksWithManyStagesKeepTheirEdgesApart) {
   for (int v = 2; v <= 4; ++v) {
     EXPECT_FALSE(validate(make("interleaved", 2, v, 6)));
   }
@@ -176,7 +176,7 @@ TEST(Cycle, AnOverlappedPairWaitsForBothInputs) {
 
 // Bug 1 (Megatron-LM #5100): an exchange in one fixed order on all ranks hung
 // at four. Without buffers 1F1B in its plain order hangs; one place is enough.
-TEST(Cycle, WithoutBuffersThePlainOrderOf1F1BHangs) {
+TEST(Cycle, B01_WithoutBuffersThePlainOrderOf1F1BHangs) {
   const Schedule s = make("1f1b", 4, 1, 8);
   const auto refusal = validate(s, {.capacity = 0});
   ASSERT_TRUE(refusal);
@@ -190,7 +190,7 @@ TEST(Cycle, WithoutBuffersThePlainOrderOf1F1BHangs) {
 
 // Bug 3 (pytorch #172668): a rank sends 2F1, runs and sends 0F2 and receives
 // 2B0 while its peer sends 3B0 and then receives 1F2.
-TEST(Cycle, AHeadOfLineNeedsProgressByEdge) {
+TEST(Cycle, B03_AHeadOfLineNeedsProgressByEdge) {
   const Schedule s =
       parse_schedule(
           "schedule v1 ranks 2 stages 4 micro_batches 3 placement 0 1 0 1\n"
@@ -257,9 +257,9 @@ TEST(Memory, RecomputedPassesAreWholeOnlyInTheirBackwardPass) {
 
 // --- collective
 
-// Bugs 11, 12 (Neuron_SP #51): a reduction that only one side entered, or in
+// Bug 12 (Neuron_SP #51): a reduction that only one side entered, or in
 // another order.
-TEST(Collective, GroupsAreEnteredInOneOrder) {
+TEST(Collective, B12_GroupsAreEnteredInOneOrder) {
   const std::string header =
       "schedule v1 ranks 2 stages 4 micro_batches 1 placement 0 1 1 0\n"
       "group a 0 1\ngroup b 3 2\n";
@@ -293,7 +293,7 @@ TEST(Collective, ThreeGroupsInARing) {
   EXPECT_FALSE(validate(ring("rank 2: 4F0 5F0 5I0 4B0 5W0\n")));
 }
 
-TEST(Collective, TiedEndsRunOnAnyNumberOfRanks) {
+TEST(Collective, B12_TiedEndsRunOnAnyNumberOfRanks) {
   for (const int p : {1, 2, 4}) {
     for (const char* name : {"1f1b", "zb1p", "zbv", "dualpipev"}) {
       Schedule s = make(name, p, default_chunks(name), 2 * p);

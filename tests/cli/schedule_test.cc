@@ -145,6 +145,10 @@ TEST(Schedule, BadFilesEndWith2AndThePlace) {
                    "rank 0: 0F0 0B0x\n");
   expect_failure(tapeline_run({"schedule", "--validate", bad}), 2,
                  {"bad.txt:2:16: expected a blank, not 'x'"});
+  const Json json =
+      json_of(tapeline_run({"schedule", "--validate", bad, "--json"}).out);
+  EXPECT_FALSE(json.find("valid")->boolean());
+  EXPECT_TRUE(json.find("check")->is_null());
 }
 
 TEST(Schedule, ALayoutMustHaveItsStages) {

@@ -253,9 +253,22 @@ void print(const Report& r) {
 
 // --- What is done
 
+// A file that is no schedule is not valid either, but no action is guilty.
+int unreadable(const ScheduleFlags& f, const absl::Status& status) {
+  if (f.json) {
+    Json out;
+    out["schema"] = 1;
+    out["valid"] = false;
+    for (const char* key : {"check", "rank", "index", "action"}) out[key] = {};
+    out["message"] = std::string(status.message());
+    std::cout << out.dump() << "\n";
+  }
+  return fail(kExitBadInput, status);
+}
+
 int validate_file(const ScheduleFlags& f) {
   const absl::StatusOr<Schedule> s = read_schedule(user_path(f.validate));
-  if (!s.ok()) return fail(kExitBadInput, s.status());
+  if (!s.ok()) return unreadable(f, s.status());
   const std::optional<Refusal> refusal = validate(*s, limits(f, *s));
   if (f.json) {
     Json out;
