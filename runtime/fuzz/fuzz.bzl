@@ -26,7 +26,7 @@ def fuzz_target(name, deps):
         size = "small",
         srcs = [
             name + "_fuzz.cc",
-            "replay_main.cc",
+            "//runtime/fuzz:replay_main.cc",
         ],
         args = ["%s/corpus/%s" % (native.package_name(), name)],
         data = native.glob(["corpus/%s/**" % name]),

@@ -30,7 +30,33 @@ INSTANTIATE_TEST_SUITE_P(
         UsageCase{"FarVerb", {"zzz"}, {"no verb 'zzz'"}},
         UsageCase{"Parity", {"parity"}, {"--model is missing"}},
         UsageCase{"Plan", {"plan"}, {"--config is missing"}},
-        UsageCase{"Schedule", {"schedule"}, {"'schedule' is not available"}},
+        UsageCase{"ScheduleOfWhat",
+                  {"schedule"},
+                  {"one of --name, --file and --validate"}},
+        UsageCase{"ScheduleTwice",
+                  {"schedule", "--name=1f1b", "--file=f"},
+                  {"one of --name, --file and --validate"}},
+        UsageCase{"ScheduleName",
+                  {"schedule", "--name=1f1", "--ranks=2", "--micro_batches=2"},
+                  {"--name is '1f1'", "did you mean '1f1b'"}},
+        UsageCase{"ScheduleRanks",
+                  {"schedule", "--name=1f1b", "--micro_batches=2"},
+                  {"--ranks must be at least 1"}},
+        UsageCase{"ScheduleSizeOfFile",
+                  {"schedule", "--file=f", "--ranks=2"},
+                  {"go with --name"}},
+        UsageCase{"ScheduleCost",
+                  {"schedule", "--name=1f1b", "--ranks=2", "--micro_batches=2",
+                   "--cost=F=x"},
+                  {"--cost has 'F=x'"}},
+        UsageCase{"ScheduleCostOfWhat",
+                  {"schedule", "--name=1f1b", "--ranks=2", "--micro_batches=2",
+                   "--cost=F=1,X=2"},
+                  {"--cost has 'X'"}},
+        UsageCase{"ScheduleRelease",
+                  {"schedule", "--name=1f1b", "--ranks=2", "--micro_batches=2",
+                   "--ov_release=late"},
+                  {"--ov_release is 'late'"}},
         UsageCase{"Bench", {"bench"}, {"'bench' is not available"}},
         UsageCase{"Ckpt", {"ckpt", "inspect"}, {"tapeline ckpt inspect DIR"}},
         UsageCase{"CkptOfWhat", {"ckpt", "show", "x"}, {"ckpt inspect DIR"}},
@@ -83,13 +109,14 @@ TEST_P(Usage, EndsWith64AndOneLine) {
 TEST(Help, ListsOnlyWhatWorks) {
   const ChildResult r = tapeline_run({"--help"});
   EXPECT_EQ(r.code, 0);
-  for (const char* verb : {"train", "generate", "eval", "ckpt", "parity"}) {
+  for (const char* verb :
+       {"train", "generate", "eval", "ckpt", "parity", "schedule"}) {
     EXPECT_NE(r.out.find(verb), std::string::npos) << verb;
     const ChildResult of = tapeline_run({verb, "--help"});
     EXPECT_EQ(of.code, 0);
     EXPECT_TRUE(of.out.starts_with(std::string("usage: tapeline ") + verb));
   }
-  for (const char* verb : {"schedule", "bench"}) {
+  for (const char* verb : {"bench"}) {
     EXPECT_EQ(r.out.find(verb), std::string::npos) << verb;
   }
 }
