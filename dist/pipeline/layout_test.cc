@@ -165,6 +165,12 @@ Best brute_force(const ModelCosts& c, int stages, double budget,
   return best;
 }
 
+TEST(Balancer, TheSlowestStageCountsBeforeEvenness) {
+  const ModelCosts c{.embedding = {2}, .head = {1}, .layers = {{4}, {6}}};
+  // E|t|tL is more even: 2, 4, 7.
+  EXPECT_EQ(layout_text(balanced_layout(c, 3).value()), "Et|t|L");
+}
+
 TEST(Balancer, FindsTheBestOfAllCuts) {
   const Random random(1, "layout");
   uint64_t at = 0;
