@@ -194,7 +194,7 @@ const std::vector<Timed>& timings() {
 
 TEST(Mutation, OffloadedStepsAreOrderedAndKeepEveryBit) {
   if (const char* edge = std::getenv("TAPELINE_DROP_EDGE")) {
-    drop_edge(static_cast<Edge>(std::atoi(edge)));
+    dropped_edge = static_cast<Edge>(std::atoi(edge));
   }
   const Result want = plain();
   EXPECT_EQ(want.copies, 0);
@@ -220,10 +220,10 @@ TEST(Mutation, OffloadedStepsAreOrderedAndKeepEveryBit) {
 class EdgeTest : public testing::TestWithParam<int> {};
 
 TEST_P(EdgeTest, IsMissedWhenItIsDropped) {
-  const Edge edge = kEdges[GetParam()];
+  const auto edge = static_cast<Edge>(GetParam());
   const Result want = plain();
   const auto run_without = [&] {
-    drop_edge(edge);
+    dropped_edge = edge;
     for (const Timed& at : timings()) {
       const Result got = offloaded(at.timing, at.seed);
       if (got.problems > 0) std::cerr << "a race: " << got.report;
@@ -241,11 +241,9 @@ std::string edge_name(const testing::TestParamInfo<int>& info) {
                                     "UseWaitsLoad",      "LoadWaitsBlock",
                                     "LoadWaitsCopyOut",  "SlotWaitsLoad",
                                     "SlotIsLeased"};
-  return kNames[info.param];
+  return kNames[info.param - 1];
 }
-INSTANTIATE_TEST_SUITE_P(Mutation, EdgeTest,
-                         testing::Range(0, static_cast<int>(std::size(kEdges))),
-                         edge_name);
+INSTANTIATE_TEST_SUITE_P(Mutation, EdgeTest, testing::Range(1, 8), edge_name);
 
 }  // namespace
 }  // namespace tapeline

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <iterator>
+#include <ranges>
 #include <sstream>
 
 #include "runtime/check.h"
@@ -60,20 +60,26 @@ void wait_for(Stream& stream, const Event& event) {
   if (event.stream != &stream && !event.done()) stream.wait(event);
 }
 
-// A free block that serves; an idle one if possible, the newest of a size,
-// whose bytes are the likeliest to be in cache.
-Pool::Free::iterator Pool::find(size_t bytes, const Stream* stream) {
-  auto at = free_.lower_bound(bytes), found = free_.end();
-  size_t largest = 2 * bytes - 1;
-  if (at != free_.end()) {
-    if (pinned_) largest = at->first;
-    if (settled_) largest = std::max(largest, at->first);
+// Free memory that serves, idle if possible, and the newest of its size, whose
+// bytes are the likeliest to be in cache. Null: there is none.
+Pool::MemoryPtr Pool::take(size_t bytes, const Stream* stream) {
+  auto first = free_.lower_bound(bytes);
+  while (first != free_.end() && first->second.empty()) ++first;
+  if (first == free_.end()) return nullptr;
+  size_t largest = pinned_ ? first->first : 2 * bytes - 1;
+  if (settled_) largest = std::max(largest, first->first);
+  for (const bool wait : {false, true}) {
+    for (auto at = first; at != free_.end() && at->first <= largest; ++at) {
+      std::vector<MemoryPtr>& list = at->second;
+      for (size_t i = list.size(); i-- > 0;) {
+        if (!wait && !idle(list[i]->uses, stream)) continue;
+        const MemoryPtr found = list[i];
+        list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+        return found;
+      }
+    }
   }
-  for (; at != free_.end() && at->first <= largest; ++at) {
-    if (idle(at->second->uses, stream)) return at;
-    if (found == free_.end()) found = at;
-  }
-  return found;
+  return nullptr;
 }
 
 // Host memory, or an address that stands for it; null beyond the cap.
@@ -86,13 +92,10 @@ std::byte* Pool::system_bytes(size_t bytes) const {
   return static_cast<std::byte*>(data);
 }
 
-std::shared_ptr<Memory> Pool::from_system(size_t bytes) {
-  if (pinned_ && !free_.empty()) give_up_largest();
+Pool::MemoryPtr Pool::from_system(size_t bytes) {
+  if (pinned_) give_up_largest();
   std::byte* data = system_bytes(bytes);
-  while (data == nullptr && !free_.empty()) {
-    give_up_largest();
-    data = system_bytes(bytes);
-  }
+  while (data == nullptr && give_up_largest()) data = system_bytes(bytes);
   if (data == nullptr) return nullptr;
   ++stats_.system_allocations;
   stats_.reserved += static_cast<int64_t>(bytes);
@@ -100,15 +103,21 @@ std::shared_ptr<Memory> Pool::from_system(size_t bytes) {
   return std::make_shared<Memory>(data, bytes);
 }
 
-// Returns a free block to the system after its last use.
-void Pool::give_up_largest() {
-  const auto memory = free_.extract(std::prev(free_.end())).mapped();
-  for (const Event& use : memory->uses) {
-    if (!use.done()) const_cast<Stream*>(use.stream)->synchronize(use);
+// Returns free memory to the system after its last use. False: there is none.
+bool Pool::give_up_largest() {
+  for (auto& [capacity, list] : std::views::reverse(free_)) {
+    if (list.empty()) continue;
+    const Memory& memory = *list.back();
+    for (const Event& use : memory.uses) {
+      if (!use.done()) const_cast<Stream*>(use.stream)->synchronize(use);
+    }
+    note(MemoryEvent::kGone, {memory.data, capacity});
+    if (!dry_) std::free(memory.data);
+    stats_.reserved -= static_cast<int64_t>(capacity);
+    list.pop_back();
+    return true;
   }
-  note(MemoryEvent::kGone, {memory->data, memory->capacity});
-  if (!dry_) std::free(memory->data);
-  stats_.reserved -= static_cast<int64_t>(memory->capacity);
+  return false;
 }
 
 void Pool::count(Tag tag, int64_t bytes) {
@@ -131,9 +140,8 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   Block block{nullptr, pinned_ ? round_up(bytes, kPage) : size_class(bytes),
               tag};
   std::unique_lock lock(mutex_);
-  const auto found = find(block.bytes, stream);
-  block.memory = found == free_.end() ? from_system(block.bytes)
-                                      : free_.extract(found).mapped();
+  block.memory = take(block.bytes, stream);
+  if (block.memory == nullptr) block.memory = from_system(block.bytes);
   if (block.memory == nullptr) {
     ++stats_.refusals;
     if (pinned_) return {};
@@ -163,8 +171,7 @@ void Pool::free(const Block& block, const LastUses& uses) {
   poison(memory);
   std::lock_guard lock(mutex_);
   count(block.tag, -static_cast<int64_t>(block.bytes));
-  free_.emplace_hint(free_.lower_bound(memory.capacity), memory.capacity,
-                     block.memory);
+  free_[memory.capacity].push_back(block.memory);
 }
 
 PoolStats Pool::stats() const {
@@ -180,7 +187,7 @@ void Pool::reset_peak() {
 
 void Pool::trim() {
   std::lock_guard lock(mutex_);
-  while (!free_.empty()) give_up_largest();
+  while (give_up_largest()) continue;
 }
 
 }  // namespace tapeline

@@ -39,6 +39,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "runtime/stream.h"
 
@@ -131,18 +132,18 @@ class Pool {
   }
 
  private:
-  using Free = std::multimap<size_t, std::shared_ptr<Memory>>;  // by capacity
+  using MemoryPtr = std::shared_ptr<Memory>;
 
-  Free::iterator find(size_t bytes, const Stream* stream);
+  MemoryPtr take(size_t bytes, const Stream* stream);
   std::byte* system_bytes(size_t bytes) const;
-  std::shared_ptr<Memory> from_system(size_t bytes);
-  void give_up_largest();
+  MemoryPtr from_system(size_t bytes);
+  bool give_up_largest();
   void count(Tag tag, int64_t bytes);
   void poison(const Memory& memory) const;
 
   const bool pinned_, dry_;
   mutable std::mutex mutex_;
-  Free free_;
+  std::map<size_t, std::vector<MemoryPtr>> free_;  // by capacity
   PoolStats stats_;
   std::atomic<int64_t> cap_ = 0;
   std::atomic<bool> poison_ = false, settled_ = false;

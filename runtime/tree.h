@@ -44,18 +44,18 @@ struct Layers {
   std::vector<T> items;
 };
 
-template <class M>
-concept HasFields = requires {
-  M::kFieldNames;
-};
-
 namespace internal {
 
 template <class T>
-concept Leaf = std::is_same_v<T, Parameter> || std::is_same_v<T, Buffer> ||
+inline constexpr bool is_leaf =
+    std::is_same_v<T, Parameter> || std::is_same_v<T, Buffer> ||
     std::is_same_v<T, Tensor>;
 template <class T>
-inline constexpr bool is_part = Leaf<T> || HasFields<T>;
+inline constexpr bool has_fields = requires {
+  T::kFieldNames;
+};
+template <class T>
+inline constexpr bool is_part = is_leaf<T> || has_fields<T>;
 template <class T>
 inline constexpr bool is_part<std::vector<T>> = is_part<T>;
 template <class T>
@@ -114,16 +114,15 @@ template <class T, class Path, class F>
 void walk(T& part, const Path& path, F& f, int first = 0) {
   using U = std::remove_const_t<T>;
   static_assert(is_part<U>, "not a part: add FIELDS to this struct");
-  if constexpr (Leaf<U>) {
+  if constexpr (is_leaf<U>) {
     f(path, part);
-  } else if constexpr (HasFields<U>) {
+  } else if constexpr (has_fields<U>) {
     static_assert(fields_complete<U>(), "a part is missing from FIELDS");
-    auto fields = part.fields();
-    [&]<size_t... I>(std::index_sequence<I...>) {
-      (walk(std::get<I>(fields), join(path, field_name(U::kFieldNames, I)), f),
-       ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<decltype(fields)>>());
+    size_t i = 0;
+    const auto walk_all = [&](auto&... field) {
+      (walk(field, join(path, field_name(U::kFieldNames, i++)), f), ...);
+    };
+    std::apply(walk_all, part.fields());
   } else if constexpr (requires { part.has_value(); }) {
     if (part) walk(*part, path, f);
   } else if constexpr (requires { part.items; }) {
