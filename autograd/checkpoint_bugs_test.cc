@@ -46,6 +46,32 @@ TEST(Bug, B09_ManyCheckpointsInARowNeedNoDeepStack) {
   }
 }
 
+// A replay runs its own ops and no others, when its turn has come.
+TEST(Bug, B08_AReplayRunsNothingOfAnotherBranch) {
+  std::vector<std::string> order;
+  const auto logged = [&](const Tensor& x, const char* name) {
+    return test_ops::pass(
+        x, name, [&order, name](Backward&) { order.emplace_back(name); });
+  };
+  auto block = [&](const Tensor& x) {
+    return logged(logged(x, "inside 1"), "inside 2");
+  };
+  Tape tape;
+  const Tensor x = tape.input(values<float>({1}));
+  const Tensor y = record(tape, [&] {
+    const Tensor first = logged(x, "before");
+    const Tensor a = checkpoint(true, block, first);
+    const Tensor b = logged(first, "other branch");
+    return plus(logged(a, "behind"), b);
+  });
+  ParameterGradients grads;
+  EXPECT_EQ(tape.backward(y, grads)[0].to_vector<float>(),
+            std::vector<float>{2});
+  EXPECT_EQ(order,
+            (std::vector<std::string>{"behind", "other branch", "inside 2",
+                                      "inside 1", "before"}));
+}
+
 // B11: a long list of captures is found by a map; each gets its own gradient.
 TEST(Bug, B11_ManyCapturesGetTheirGradients) {
   constexpr int kCaptures = 40;
