@@ -155,6 +155,26 @@ TEST(Keep, NestedCheckpointsKeepTheirOwn) {
   }
 }
 
+TEST(Keep, WhatANestedCheckpointKeepsGoesThroughTheHooksToo) {
+  Squares square;
+  auto watch = std::make_shared<Watch>();
+  auto inner = [&](const Tensor& x) { return square(x); };
+  auto outer = [&](const Tensor& x) {
+    return checkpoint(RecomputePolicy(true, {"square"}), inner, scale(x, 2));
+  };
+  Tape tape;
+  const Tensor x = tape.input(values<float>({3}));
+  const Tensor loss = record(tape, [&] {
+    const HookScope hooks(watch);
+    return sum(checkpoint(true, outer, x));
+  });
+  EXPECT_EQ(watch->storages,
+            (std::vector<uint64_t>{x.storage()->id(), square.storages[0]}));
+  ParameterGradients grads;
+  EXPECT_EQ(value(tape.backward(loss, grads)[0]), 2 * 3 * 4);
+  EXPECT_EQ(square.kernels, 1);
+}
+
 // What a stash holds is one value; its ops are kept by nobody.
 TEST(Keep, OpsInsideAStashAreNotKept) {
   Squares square;

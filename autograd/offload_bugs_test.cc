@@ -93,6 +93,26 @@ TEST(Bug, B19_NothingStaysAliveAndB62_NorLeased) {
   }
 }
 
+// A graph that lives on for its counters holds nothing of a pass that is over.
+TEST(Bug, B62_AGraphLetsGoWithTheTape) {
+  CopyDevice device;
+  Stack stack(4);
+  const int64_t storages = Storage::live();
+  for (const bool backward : {true, false}) {
+    const auto pass = stack.forward({.offload = all_inputs()});
+    if (backward) {
+      ParameterGradients grads;
+      stack.backward(*pass, grads);
+    }
+    pass->x = pass->loss = Tensor();
+    pass->inputs.clear();
+    pass->tape = Tape();
+    EXPECT_EQ(Storage::live(), storages);
+    EXPECT_EQ(device->pinned().stats().live, 0);
+    EXPECT_EQ(pass->graph.counters().copies, 3);
+  }
+}
+
 // Identity is the storage, not its address: another tensor in the same block
 // is another one.
 TEST(Bug, B43_AReusedAddressIsAnotherTensor) {
@@ -153,6 +173,8 @@ TEST(Bug, B47_WhatIsStillThereIsNotLoaded) {
   device.finish_copies();
   EXPECT_EQ(got, (std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
   EXPECT_EQ(graph.counters().cancelled, 1);
+  EXPECT_EQ(h.storage()->residency(), Residency::kResident);
+  EXPECT_EQ(device->pinned().stats().live, 0);
   EXPECT_EQ(graph.counters().loaded_bytes, 0);
   EXPECT_EQ(device.in().bytes_copied(), 0);
   EXPECT_FALSE(graph.status().ok()) << "the plan had it moved";

@@ -242,6 +242,7 @@ TEST(Contract, C42_ParametersAndEmptyTensorsStay) {
                                    count_up({8}).to_vector<float>());
                        });
   });
+  EXPECT_EQ(graph.counters().copies, 1);
   EXPECT_EQ(graph.counters().copied_bytes, h.bytes());
   EXPECT_EQ(w.value().storage()->residency(), Residency::kResident);
   ParameterGradients grads;
