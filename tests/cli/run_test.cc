@@ -357,19 +357,28 @@ TEST(Train, SavingMemoryGivesTheSameHashesAtEveryStep) {
 TEST(Train, AFullPinnedPoolIsCountedOrEndsTheRun) {
   const TempFolder folder;
   const std::string config = small_config(folder);
-  const std::vector<std::string> words = {"train",
-                                          "--config",
-                                          config,
-                                          "--set",
-                                          "train.steps=2",
-                                          "--set",
-                                          "train.seq_len=4096",
-                                          "--set",
-                                          "train.micro_batches=1",
-                                          "--set",
-                                          "offload.activations=true",
-                                          "--set",
-                                          "offload.pinned_cap_mib=1"};
+  const std::vector<std::string> words = {
+      "train",
+      "--config",
+      config,
+      "--set",
+      "train.steps=2",
+      "--set",
+      "train.seq_len=4096",
+      "--set",
+      "train.micro_batches=1",
+      "--set",
+      "offload.activations=true",
+      "--set",
+      "offload.pinned_cap_mib=1",
+      "--set",
+      "model.num_hidden_layers=5",
+      "--set",
+      "model.indexer_types=[\"full\", \"shared\", \"full\", \"shared\", "
+      "\"full\"]",
+      "--set",
+      "model.mlp_layer_types=[\"dense\", \"sparse\", \"sparse\", \"dense\", "
+      "\"sparse\"]"};
   std::vector<std::string> loose = words, strict = words;
   loose.insert(loose.end(), {"--set", "run.name=loose"});
   strict.insert(strict.end(),

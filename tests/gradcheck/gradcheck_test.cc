@@ -100,6 +100,7 @@ const std::map<std::string, std::string> kExempt = {
     {"select_all_keys", "Not differentiable"},
     {"choose_experts", "Not differentiable"},
     {"count_experts", "Not differentiable"},
+    {"keepable_ops", "by name"},  // a list of ops, none itself
 };
 // Written with another op's name.
 const std::set<std::string> kAliases = {"operator+"};
