@@ -76,6 +76,7 @@ class Steps {
   // One step is two passes, the second of which is run back first, behind one
   // that is given up in its backward.
   void run(int step) {
+    grads_ = &given_up_;
     forward(step, 2);
     layers_[1].fails = true;
     try {
