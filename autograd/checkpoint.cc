@@ -22,6 +22,7 @@ namespace {
 std::atomic<int64_t> replay_count{0}, stash_read_count{0}, kept_op_count{0};
 
 struct OutputSpec {
+  bool defined = false;
   bool requires_grad = false;
   bool passed_on = false;  // a differentiable tensor from outside: no output
   DType dtype = DType::kF32;
@@ -111,7 +112,8 @@ class CheckpointNode : public Node {
     for (size_t i = 0; i < outputs.size(); ++i) {
       const Tensor& now = outputs[i];
       const OutputSpec& then = specs[i];
-      CHECK(now.shape() == then.shape && now.dtype() == then.dtype &&
+      CHECK(static_cast<bool>(now) == then.defined &&
+            now.shape() == then.shape && now.dtype() == then.dtype &&
             (then.passed_on || now.requires_grad == then.requires_grad))
           << "[checkpoint] replay of layer '" << layer_path(scope) << differs
           << "output " << i << " is " << now << ", it was " << then.shape << " "
@@ -203,8 +205,10 @@ struct FirstRun::State {
     std::shared_ptr<CheckpointFrame> frame =
         outer != nullptr ? outer->next_child()
                          : std::make_shared<CheckpointFrame>();
-    if (!frame->complete) *frame = {};
-    if (!frame->complete) frame->keep = policy.keep;
+    if (!frame->complete) {
+      *frame = {};
+      frame->keep = policy.keep;
+    }
     return frame;
   }
 
@@ -241,7 +245,8 @@ void FirstRun::finish(const std::vector<Tensor*>& outputs) {
     // What comes from outside goes back as it is: its later uses add to it in
     // the order they would have without the checkpoint.
     const bool passed_on = y->requires_grad && y->tape != 0;
-    specs.push_back({y->requires_grad, passed_on, y->dtype(), y->shape()});
+    specs.push_back({static_cast<bool>(*y), y->requires_grad, passed_on,
+                     y->dtype(), y->shape()});
     if (y->requires_grad && !passed_on) differentiable.push_back(y);
   }
   if (differentiable.empty()) return;

@@ -99,6 +99,22 @@ TEST(Contract, C02_InputsPassedOnAreOutputs) {
   EXPECT_EQ(value(d[1]), 10);
 }
 
+// A number and nothing have the same shape and dtype.
+TEST(ContractDeathTest, C03_AnOutputThatIsGoneOnReplayIsNamed) {
+  int run = 0;
+  auto block = [&](const Tensor& x) {
+    const bool first = run++ == 0;
+    return Pair{scale(x, 2),
+                {first ? Tensor::full({}, DType::kF32, 1) : Tensor()}};
+  };
+  Tape tape;
+  const Tensor x = tape.input(number(2));
+  const Tensor loss =
+      record(tape, [&] { return sum(checkpoint(true, block, x).direct); });
+  ParameterGradients grads;
+  EXPECT_DEATH(tape.backward(loss, grads), "output 1 is undefined, it was");
+}
+
 TEST(ContractDeathTest, C03_AnotherStructureOnReplayIsNamed) {
   int run = 0;
   auto block = [&](const Tensor& x) {
