@@ -64,9 +64,6 @@ class OffloadGraph {
  private:
   friend class OffloadWindow;
   class Window;
-  Window* open(int layer, const std::vector<Tensor>& activations,
-               const std::vector<Tensor>& ids);
-  void close();
 
   const std::vector<PlannedWindow> plan_;
   const bool strict_;
@@ -82,12 +79,10 @@ class OffloadWindow {
                 const std::vector<Tensor>& activations,
                 const std::vector<Tensor>& ids);
   ~OffloadWindow();
-  OffloadWindow(const OffloadWindow&) = delete;
-  OffloadWindow& operator=(const OffloadWindow&) = delete;
 
  private:
-  OffloadGraph* graph_ = nullptr;  // null: no window
-  std::optional<HookScope> hooks_;
+  OffloadGraph* graph_;
+  std::optional<HookScope> hooks_;  // of the window, if there is one
 };
 
 }  // namespace tapeline
