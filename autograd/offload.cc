@@ -130,10 +130,6 @@ class OffloadGraph::Window : public SavedTensorHooks {
   bool asked_previous_ = false;
 };
 
-OffloadGraph::OffloadGraph(std::vector<PlannedWindow> plan, bool strict)
-    : plan_(std::move(plan)), strict_(strict) {}
-OffloadGraph::~OffloadGraph() = default;
-
 absl::Status OffloadGraph::status() const {
   const int64_t planned = planned_bytes(plan_), out = counters_.copied_bytes,
                 back = counters_.loaded_bytes;

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,8 +50,8 @@ struct OffloadCounters {
 
 class OffloadGraph {
  public:
-  OffloadGraph(std::vector<PlannedWindow> plan, bool strict);
-  ~OffloadGraph();
+  OffloadGraph(std::vector<PlannedWindow> plan, bool strict)
+      : plan_(std::move(plan)), strict_(strict) {}
   OffloadGraph(const OffloadGraph&) = delete;
   OffloadGraph& operator=(const OffloadGraph&) = delete;
 

@@ -9,6 +9,7 @@ namespace tapeline {
 namespace {
 
 thread_local std::vector<std::shared_ptr<SavedTensorHooks>> hook_stack;
+const Tensor undefined;  // faster to copy than to make
 
 }  // namespace
 
@@ -38,23 +39,24 @@ void SavedTensor::save(Tensor tensor) {
   node.saved_bytes += tensor.bytes();
   op_ = node.name;
   scope_ = node.scope;
-  internal::set_position(tensor, {});
+  kept_.tensor = std::move(tensor);
+  internal::set_position(kept_.tensor, {});
   Entry* entries = nullptr;
   if (!hook_stack.empty()) {
     entries = reinterpret_cast<Entry*>(
         tape->allocate(hook_stack.size() * sizeof(Entry)));
   }
-  for (size_t i = hook_stack.size(); i-- > 0 && tensor;) {
+  for (size_t i = hook_stack.size(); i-- > 0 && kept_.tensor;) {
     // The same few hooks come again and again; the newest is the likeliest.
     auto& kept = tape->hooks;
     if (std::find(kept.rbegin(), kept.rend(), hook_stack[i]) == kept.rend()) {
       kept.push_back(hook_stack[i]);
     }
     SavedTensorHooks* hooks = hook_stack[i].get();
-    entries[entries_.size()] = {hooks, hooks->pack(tensor)};
+    entries[entries_.size()] = {hooks, hooks->pack(kept_.tensor)};
     entries_ = {entries, entries_.size() + 1};
   }
-  if (tensor) kept_ = Watched(std::move(tensor));
+  if (kept_.tensor) kept_.version = kept_.tensor.storage()->version();
 }
 
 Tensor SavedTensor::unpack() const {
@@ -73,7 +75,7 @@ void SavedTensor::reset() {
     entries_[i].hooks->drop(entries_[i].handle);
   }
   entries_ = {};
-  kept_ = Watched();
+  kept_.tensor = undefined;
 }
 
 }  // namespace tapeline

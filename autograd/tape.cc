@@ -253,7 +253,7 @@ std::vector<Tensor> Tape::sweep(const std::vector<Seed>& seeds,
   };
   tape.parts = parts;
   tape.retain = retain;
-  tape.slots.resize(tape.next_slot);
+  tape.slots.assign(tape.next_slot, Tensor());
   for (const Seed& seed : seeds) {
     CHECK(seed.output.requires_grad)
         << "backward from " << seed.output << ", which requires no gradient";
