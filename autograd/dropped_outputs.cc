@@ -1,11 +1,19 @@
 #include "autograd/dropped_outputs.h"
 
+#include <atomic>
 #include <memory>
 
 #include "autograd/checkpoint.h"
 #include "autograd/tape.h"
 
 namespace tapeline {
+namespace {
+
+std::atomic<int64_t> refill_count{0};
+
+}  // namespace
+
+int64_t refills() { return refill_count.load(); }
 
 DroppedOutputs::DroppedOutputs(bool on)
     : on_(on && internal::records_original()) {}
@@ -30,6 +38,7 @@ void DroppedOutputs::add(Function fn, const Tensor& x, const Tensor& y) {
                         const Tensor x = saved->unpack();
                         CHECK(x) << "a dropped output is read after its tape "
                                  << "is gone";
+                        ++refill_count;
                         return fn(x).storage();
                       }});
 }

@@ -14,6 +14,7 @@
 // output is not read after its tape is gone. Per thread, like the tape.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -22,6 +23,9 @@
 #include "runtime/tensor.h"
 
 namespace tapeline {
+
+// Outputs made again since the process began.
+int64_t refills();
 
 class DroppedOutputs {
  public:

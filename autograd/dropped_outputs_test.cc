@@ -28,8 +28,6 @@ struct Doubles {
   }
 };
 
-int64_t refills() { return Storage::refills(); }
-
 TEST(DroppedOutputs, BytesReturnToThePoolAndAreMadeAgain) {
   CopyDevice device;
   const Doubles doubles;

@@ -136,7 +136,6 @@ void Storage::refill() {
       << "a recompute kept the bytes it made";
   block_ = std::exchange(made->block_, {});
   device_->pool().note(MemoryEvent::kRefill, block_);
-  ++refills_;
   ready_ = made->ready_;
   last_use_ = made->last_use_;
   copied_ = made->copied_;

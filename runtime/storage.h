@@ -81,11 +81,10 @@ class Storage {
 
   void set_strict(bool strict) { strict_ = strict; }
   // Of the process: storages alive, the id of the one made next, and unplanned
-  // reloads and refills so far.
+  // reloads so far.
   static int64_t live() { return live_; }
   static uint64_t next_id() { return next_id_; }
   static int64_t demand_reloads() { return demand_reloads_; }
-  static int64_t refills() { return refills_; }
 
  private:
   bool loading() const { return ready_.stream == &device_->copy_in(); }
@@ -93,8 +92,7 @@ class Storage {
   void return_slot(const Event& last_use);
   void refill();
 
-  static inline std::atomic<int64_t> live_ = 0, demand_reloads_ = 0,
-                                     refills_ = 0;
+  static inline std::atomic<int64_t> live_ = 0, demand_reloads_ = 0;
   static inline std::atomic<uint64_t> next_id_ = 1;
 
   Device* device_;

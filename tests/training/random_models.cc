@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 
+#include "autograd/dropped_outputs.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "gtest/gtest.h"
@@ -225,7 +226,7 @@ StepResult run_step(const RandomModel& drawn,
 
   const Denominators n = count_targets(batches, drawn.mtp_depths);
   const CheckpointCounters before = checkpoint_counters();
-  const int64_t refills = Storage::refills();
+  const int64_t refills_before = refills();
   const int64_t reloads = Storage::demand_reloads();
   std::vector<std::unique_ptr<InFlight>> flight;
   ParameterGradients grads;
@@ -281,7 +282,7 @@ StepResult run_step(const RandomModel& drawn,
   out.counters = {after.replays - before.replays,
                   after.stash_reads - before.stash_reads,
                   after.kept_ops - before.kept_ops};
-  out.refills = Storage::refills() - refills;
+  out.refills = refills() - refills_before;
   out.demand_reloads = Storage::demand_reloads() - reloads;
   return out;
 }
