@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "autograd/anomaly_recorder.h"
+#include "autograd/checkpoint.h"
 #include "autograd/mode.h"
 #include "runtime/access.h"
 
@@ -13,8 +14,7 @@ thread_local AnomalyScope* current = nullptr;
 
 }  // namespace
 
-AnomalyScope::AnomalyScope() : previous_(current) { current = this; }
-AnomalyScope::~AnomalyScope() { current = previous_; }
+AnomalyScope::AnomalyScope() : current_(current, this) {}
 
 std::string to_string(const Anomaly& a) {
   return a.value + " in " + a.phase + " of " + a.op + " at " +
@@ -25,6 +25,7 @@ std::string to_string(const Anomaly& a) {
 struct AnomalyRecorder {
   static bool wants() { return current != nullptr && !current->first_; }
   static void keep(Anomaly anomaly) { current->first_ = std::move(anomaly); }
+  static std::vector<Tensor>& sums() { return current->sums_; }
 };
 
 namespace internal {
@@ -48,6 +49,27 @@ void check_finite(const char* op, uint32_t scope, const char* phase, int index,
       return;
     }
   });
+}
+
+void check_outputs(const char* op, std::span<Tensor* const> outputs) {
+  if (!AnomalyRecorder::wants()) return;
+  const char* phase_name = phase() == Phase::kReplay ? "replay" : "forward";
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    check_finite(op, layer_scope(), phase_name, static_cast<int>(i),
+                 *outputs[i]);
+  }
+}
+
+void note_sum(const Tensor& sum) {
+  if (AnomalyRecorder::wants()) AnomalyRecorder::sums().push_back(sum);
+}
+
+void check_sums(const char* op, uint32_t scope) {
+  if (!AnomalyRecorder::wants()) return;
+  int i = 0;
+  for (const Tensor& sum : std::exchange(AnomalyRecorder::sums(), {})) {
+    check_finite(op, scope, "weight gradient", i++, sum);
+  }
 }
 
 }  // namespace internal

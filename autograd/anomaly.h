@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "autograd/mode.h"
+#include "runtime/tensor.h"
 
 namespace tapeline {
 
@@ -25,16 +29,14 @@ std::string to_string(const Anomaly& anomaly);
 class AnomalyScope {
  public:
   AnomalyScope();
-  ~AnomalyScope();
-  AnomalyScope(const AnomalyScope&) = delete;
-  AnomalyScope& operator=(const AnomalyScope&) = delete;
 
   const std::optional<Anomaly>& first() const { return first_; }
 
  private:
   friend struct AnomalyRecorder;
   std::optional<Anomaly> first_;
-  AnomalyScope* previous_;
+  std::vector<Tensor> sums_;  // that the running W part adds to
+  internal::Scoped<AnomalyScope*> current_;
 };
 
 }  // namespace tapeline

@@ -2,14 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "runtime/tensor.h"
 
 namespace tapeline::internal {
 
 bool anomaly_on();
-// Keeps the first non-finite value of a float tensor, if it has one.
+// These keep the first non-finite value of a float tensor, if it has one.
 void check_finite(const char* op, uint32_t scope, const char* phase, int index,
                   const Tensor& tensor);
+// Of an op that ran now.
+void check_outputs(const char* op, std::span<Tensor* const> outputs);
+// Of the sums of weight gradients that were noted since the last call.
+void note_sum(const Tensor& sum);
+void check_sums(const char* op, uint32_t scope);
 
 }  // namespace tapeline::internal

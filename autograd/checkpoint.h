@@ -35,9 +35,12 @@
 // Chen et al. 2016 (arXiv 1604.06174) and PyTorch's reentrant checkpoint.
 #pragma once
 
+#include <any>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -45,6 +48,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "autograd/mode.h"
 #include "runtime/check.h"
 #include "runtime/tensor.h"
@@ -74,73 +78,47 @@ CheckpointCounters checkpoint_counters();
 
 namespace internal {
 
-// The function with its types erased, for replays.
+// The function and its input with their types erased. The input's tensors are
+// undefined between runs: the node saves them.
 class CheckpointBody {
  public:
   virtual ~CheckpointBody() = default;
-  // Tensors of the input, undefined by now: the node saves them.
   virtual std::vector<Tensor*> inputs() = 0;
-  // The output's tensors.
-  virtual std::vector<Tensor> run(std::vector<Tensor> inputs) = 0;
+  // The output's tensors, of which the body lets go at the next run.
+  virtual std::vector<Tensor*> run() = 0;
 };
 
-// A first run, from its construction to finish(): in Shadow mode, with a frame.
-// Without finish() it leaves nothing.
-class FirstRun {
- public:
-  FirstRun(const RecomputePolicy& policy, std::unique_ptr<CheckpointBody> body);
-  ~FirstRun();
-  FirstRun(const FirstRun&) = delete;
-  FirstRun& operator=(const FirstRun&) = delete;
-  // Puts the node on the tape and the outputs behind it.
-  void finish(const std::vector<Tensor*>& outputs);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+// Runs it in Shadow mode, noting what it uses, and puts its node on the tape
+// and the outputs behind it. If it throws, it leaves nothing.
+void first_run(const RecomputePolicy& policy,
+               const std::shared_ptr<CheckpointBody>& body);
 // Is something recorded, or would it be?
 bool records();
+// The same, but for replays and Shadow runs.
+bool records_original();
 
-// The next kept value of the frame that runs, or null if it is to be made: then
-// keep_stash() follows. `type` has to be the same on a replay.
-bool stashing();
-std::shared_ptr<void> next_stash(const std::type_info& type);
-void keep_stash(std::shared_ptr<void> value, const std::type_info& type,
-                const std::vector<Tensor*>& tensors);
-// A stashed function is one thing: what is inside it is none of the frame's.
-class FrameSuspended {
- public:
-  FrameSuspended();
-  ~FrameSuspended();
-  FrameSuspended(const FrameSuspended&) = delete;
-  FrameSuspended& operator=(const FrameSuspended&) = delete;
-
- private:
-  void* suspended_;
+// The run on this thread of a checkpointed function; null in what it stashes:
+// that is one thing, and what is inside of it is none of the run's.
+class CheckpointRun;
+inline thread_local CheckpointRun* running = nullptr;
+// Whether the run keeps the outputs of all ops. A KeepScope sets it.
+inline thread_local bool keeps_all = false;
+struct KeepScope : Scoped<bool> {
+  KeepScope() : Scoped(keeps_all, true) {}
 };
 
+// The tape's side: an op is about to be recorded. The run that is inside of a
+// checkpoint notes it, and in Shadow mode what it uses. Returns what recording
+// it means.
+GradMode note_op(const char* op, std::span<const Tensor* const> inputs,
+                 std::span<const Parameter* const> parameters);
 // Runs `make`, which writes an op's outputs, or takes what was kept of them.
-bool take_kept(const char* op, std::initializer_list<Tensor*> outputs);
-void keep_outputs(const char* op, std::initializer_list<Tensor*> outputs);
-template <class F>
 void make_outputs(const char* op, std::initializer_list<Tensor*> outputs,
-                  F&& make) {
-  if (take_kept(op, outputs)) return;
-  make();
-  keep_outputs(op, outputs);
-}
-// All ops of its scope are kept.
-class KeepScope {
- public:
-  KeepScope();
-  ~KeepScope();
-  KeepScope(const KeepScope&) = delete;
-  KeepScope& operator=(const KeepScope&) = delete;
-
- private:
-  bool previous_ = false;
-};
+                  absl::FunctionRef<void()> make);
+// The run's next stashed value, of the same type as in the first run; null if
+// it is to be made: then keep_stash() follows.
+const std::any* next_stash(const std::type_info& type);
+void keep_stash(std::any value, const std::vector<Tensor*>& tensors);
 
 template <class Tree>
 std::vector<Tensor*> tensors_of(Tree& tree) {
@@ -154,27 +132,22 @@ std::vector<Tensor*> tensors_of(Tree& tree) {
 }
 
 template <class F, class In, class... Context>
-class TypedBody : public CheckpointBody {
- public:
-  TypedBody(F& fn, const In& in, Context&... context)
-      : fn_(fn), context_(context...), in_(in) {}
+struct TypedBody : CheckpointBody {
+  using Out =
+      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
 
-  std::vector<Tensor*> inputs() override { return tensors_of(in_); }
-  std::vector<Tensor> run(std::vector<Tensor> inputs) override {
-    In in = in_;
-    size_t i = 0;
-    for (Tensor* x : tensors_of(in)) *x = std::move(inputs[i++]);
-    auto out = std::apply(
-        [&](auto&... c) { return fn_(std::as_const(in), c...); }, context_);
-    std::vector<Tensor> outputs;
-    for (Tensor* y : tensors_of(out)) outputs.push_back(std::move(*y));
-    return outputs;
+  TypedBody(F& f, const In& i, Context&... c) : fn(f), context(c...), in(i) {}
+  std::vector<Tensor*> inputs() override { return tensors_of(in); }
+  std::vector<Tensor*> run() override {
+    out.emplace(std::apply(
+        [&](auto&... c) { return fn(std::as_const(in), c...); }, context));
+    return tensors_of(*out);
   }
 
- private:
-  F& fn_;
-  std::tuple<Context&...> context_;
-  In in_;
+  F& fn;
+  std::tuple<Context&...> context;
+  In in;
+  std::optional<Out> out;
 };
 
 }  // namespace internal
@@ -182,15 +155,12 @@ class TypedBody : public CheckpointBody {
 template <class F, class In, class... Context>
 auto checkpoint(const RecomputePolicy& policy, F& fn, const In& in,
                 Context&... context) {
-  using Out =
-      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
+  using Body = internal::TypedBody<F, In, Context...>;
+  using Out = typename Body::Out;
   if (!policy.recompute || !internal::records()) return Out(fn(in, context...));
-  internal::FirstRun run(
-      policy, std::make_unique<internal::TypedBody<F, In, Context...>>(
-                  fn, in, context...));
-  Out out = fn(in, context...);
-  run.finish(internal::tensors_of(out));
-  return out;
+  const auto body = std::make_shared<Body>(fn, in, context...);
+  internal::first_run(policy, body);
+  return *std::exchange(body->out, std::nullopt);
 }
 
 // A temporary would be gone when backward needs it.
@@ -203,16 +173,16 @@ auto stash(F&& f) -> std::invoke_result_t<F> {
   using T = std::invoke_result_t<F>;
   const auto make = [&] {
     const GradModeScope off(GradMode::kOff);
-    const internal::FrameSuspended suspended;
+    const internal::Scoped suspended(internal::running, {});
     return f();
   };
-  if (!internal::stashing()) return make();
-  if (std::shared_ptr<void> kept = internal::next_stash(typeid(T))) {
-    return *static_cast<T*>(kept.get());
+  if (internal::running == nullptr) return make();
+  if (const std::any* kept = internal::next_stash(typeid(T))) {
+    return std::any_cast<const T&>(*kept);
   }
-  auto value = std::make_shared<T>(make());
-  internal::keep_stash(value, typeid(T), internal::tensors_of(*value));
-  return *value;
+  T value = make();
+  internal::keep_stash(value, internal::tensors_of(value));
+  return value;
 }
 
 template <class F>

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "autograd/checkpoint.h"
-#include "autograd/tape_state.h"
+#include "autograd/tape.h"
 
 namespace tapeline {
 namespace {
@@ -16,14 +16,12 @@ std::atomic<int64_t> refill_count{0};
 int64_t refills() { return refill_count.load(); }
 
 DroppedOutputs::DroppedOutputs(bool on)
-    : on_(on && grad_mode() == GradMode::kOn &&
-          internal::current_tape() != nullptr && phase() == Phase::kOriginal) {}
+    : on_(on && internal::records_original()) {}
 
 DroppedOutputs::~DroppedOutputs() {
-  for (Output& output : outputs_) {
+  for (auto& [storage, refill] : outputs_) {
     // Nobody saved what only this scope still holds.
-    if (output.storage.use_count() == 1) continue;
-    output.storage->drop(std::move(output.refill));
+    if (storage.use_count() > 1) storage->drop(std::move(refill));
   }
 }
 
@@ -36,7 +34,7 @@ void DroppedOutputs::add(Function fn, const Tensor& x, const Tensor& y) {
   internal::current_tape()->unowned.push_back(saved);
   outputs_.push_back({y.storage(), [fn = std::move(fn), saved] {
                         const GradModeScope off(GradMode::kOff);
-                        const internal::FrameSuspended alone;
+                        const internal::Scoped alone(internal::running, {});
                         const Tensor x = saved->unpack();
                         CHECK(x) << "a dropped output is read after its tape "
                                  << "is gone";

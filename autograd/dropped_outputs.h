@@ -45,12 +45,9 @@ class DroppedOutputs {
   using Function = std::function<Tensor(const Tensor&)>;
   void add(Function fn, const Tensor& x, const Tensor& y);
 
-  struct Output {
-    StoragePtr storage;
-    std::function<StoragePtr()> refill;
-  };
   const bool on_;
-  std::vector<Output> outputs_;
+  // Each with what makes it again.
+  std::vector<std::pair<StoragePtr, std::function<StoragePtr()>>> outputs_;
 };
 
 }  // namespace tapeline

@@ -7,7 +7,6 @@
 #include <sstream>
 #include <utility>
 
-#include "autograd/tape_state.h"
 #include "kernels/elementwise/elementwise.h"
 #include "runtime/access.h"
 
@@ -244,6 +243,8 @@ Gradcheck::Gradients Gradcheck::replay(const Contribution* scaled_one,
                                        std::vector<Contribution>* seen) const {
   Recording recording = record_case();
   Tape::State& tape = *recording.tape.state();
+  tape.parts = Parts::kInputs;
+  tape.retain = Retain::kYes;
   GradModeScope off(GradMode::kOff);
   std::vector<Tensor> sums(tape.next_slot);
   for (const Seed& seed : recording.seeds) {
@@ -270,12 +271,14 @@ Gradcheck::Gradients Gradcheck::replay(const Contribution* scaled_one,
     const std::vector<uint32_t> slots(node.input_slots,
                                       node.input_slots + node.inputs);
     tape.slots.assign(node.inputs + 1u, Tensor());
+    node.output_slot = node.inputs + 1u;
+    tape.slots.insert(tape.slots.end(), output_grads.begin(),
+                      output_grads.end());
     for (uint32_t i = 0; i < node.inputs; ++i) {
       node.input_slots[i] = slots[i] == 0 ? 0 : i + 1;
     }
     ParameterGradients own;
-    Backward b(tape, node, own, output_grads.data(), Retain::kYes,
-               Parts::kInputs);
+    Backward b(tape, node, own);
     node.backward_inputs(b);
     if (node.has_weights()) b.run_weights();
     for (int i = 0; i < node.inputs; ++i) {

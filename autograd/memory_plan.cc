@@ -28,18 +28,16 @@ std::vector<PlannedWindow> plan_windows(const std::vector<LayerCall>& calls,
     }
     const bool last_consumer =
         i + 1 == calls.size() || calls[i + 1].source != call.source;
-    PlannedWindow window;
-    window.layer = call.layer;
+    PlannedWindow window{call.layer, static_cast<int>(windows.size()) - 1};
     window.activations = choice.activations && call.activation_bytes > 0;
     window.ids = choice.ids && call.ids_bytes > 0 && last_consumer &&
                  call.source != call.layer;
     if (!window.activations && !window.ids) continue;
-    window.predecessor = static_cast<int>(windows.size()) - 1;
     window.bytes = (window.activations ? call.activation_bytes : 0) +
                    (window.ids ? call.ids_bytes : 0);
+    if (!windows.empty()) windows.back().copied = true;
     windows.push_back(window);
   }
-  for (size_t i = 0; i + 1 < windows.size(); ++i) windows[i].copied = true;
   return windows;
 }
 
@@ -55,23 +53,21 @@ std::vector<bool> layers_that_hide(const std::vector<PlannedWindow>& windows,
                                    const std::vector<double>& seconds,
                                    double bytes_per_second) {
   CHECK_EQ(windows.size(), seconds.size());
-  std::vector<bool> layers;
+  size_t hidden = 0;
   double idle = 0;  // when the copy stream is
-  for (size_t i = 0; i < windows.size(); ++i) {
-    idle = std::max(idle, seconds[i]) +
-           static_cast<double>(windows[i].bytes) / bytes_per_second;
+  for (const PlannedWindow& window : windows) {
+    idle = std::max(idle, seconds[hidden]) +
+           static_cast<double>(window.bytes) / bytes_per_second;
     if (idle > seconds.back()) break;
-    layers.resize(static_cast<size_t>(windows[i].layer) + 1);
-    layers[static_cast<size_t>(windows[i].layer)] = true;
+    ++hidden;
   }
   // The window behind them loads the last of them.
-  const size_t next =
-      static_cast<size_t>(std::count(layers.begin(), layers.end(), true));
-  if (next > 0 && next < windows.size()) {
-    layers.resize(static_cast<size_t>(windows[next].layer) + 1);
-    layers[static_cast<size_t>(windows[next].layer)] = true;
+  if (hidden > 0 && hidden < windows.size()) ++hidden;
+  std::vector<bool> layers(1);
+  for (size_t i = 0; i < hidden; ++i) {
+    layers.resize(static_cast<size_t>(windows[i].layer) + 1);
+    layers.back() = true;
   }
-  if (layers.empty()) layers.assign(1, false);
   return layers;
 }
 

@@ -45,27 +45,18 @@ uint32_t enter(uint32_t parent, std::string_view name) {
 }  // namespace
 
 GradMode grad_mode() { return current_mode; }
-GradModeScope::GradModeScope(GradMode mode) : previous_(current_mode) {
-  current_mode = mode;
-}
-GradModeScope::~GradModeScope() { current_mode = previous_; }
+GradModeScope::GradModeScope(GradMode mode) : Scoped(current_mode, mode) {}
 
 int use_site() { return current_site; }
-UseSite::UseSite(int site) : previous_(current_site) { current_site = site; }
-UseSite::~UseSite() { current_site = previous_; }
+UseSite::UseSite(int site) : Scoped(current_site, site) {}
 
-LayerScope::LayerScope(std::string_view name) : previous_(current_scope) {
-  current_scope = enter(previous_, name);
-}
+LayerScope::LayerScope(std::string_view name)
+    : Scoped(current_scope, enter(current_scope, name)) {}
 LayerScope::LayerScope(std::string_view name, int index)
-    : previous_(current_scope) {
-  current_scope = enter(enter(previous_, name), std::to_string(index));
-}
-LayerScope::~LayerScope() { current_scope = previous_; }
-
+    : Scoped(current_scope,
+             enter(enter(current_scope, name), std::to_string(index))) {}
 internal::LayerScopeAt::LayerScopeAt(uint32_t scope)
-    : previous_(std::exchange(current_scope, scope)) {}
-internal::LayerScopeAt::~LayerScopeAt() { current_scope = previous_; }
+    : Scoped(current_scope, scope) {}
 
 uint32_t layer_scope() { return current_scope; }
 

@@ -4,8 +4,26 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace tapeline {
+
+namespace internal {
+// Another value for a variable until the scope ends.
+template <class T>
+class Scoped {
+ public:
+  Scoped(T& variable, T value)
+      : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~Scoped() { variable_ = before_; }
+  Scoped(const Scoped&) = delete;
+  Scoped& operator=(const Scoped&) = delete;
+
+ private:
+  T& variable_;
+  const T before_;
+};
+}  // namespace internal
 
 // kOff     ops compute and nothing else.
 // kShadow  requires-grad bits propagate, nothing is recorded: the first pass of
@@ -15,15 +33,9 @@ enum class GradMode : uint8_t { kOff, kShadow, kOn };
 
 GradMode grad_mode();
 
-class GradModeScope {
+class GradModeScope : internal::Scoped<GradMode> {
  public:
   explicit GradModeScope(GradMode mode);
-  ~GradModeScope();
-  GradModeScope(const GradModeScope&) = delete;
-  GradModeScope& operator=(const GradModeScope&) = delete;
-
- private:
-  GradMode previous_;
 };
 
 // Where a parameter is used. A parameter used at several places (a tied head,
@@ -31,29 +43,17 @@ class GradModeScope {
 // added in site order, so the sum does not depend on how stages are split.
 int use_site();
 
-class UseSite {
+class UseSite : internal::Scoped<int> {
  public:
   explicit UseSite(int site);
-  ~UseSite();
-  UseSite(const UseSite&) = delete;
-  UseSite& operator=(const UseSite&) = delete;
-
- private:
-  int previous_;
 };
 
 // Names the part of the model that runs, for reports: layers.3.mlp. Entering a
 // path for the first time copies its name, later entries allocate nothing.
-class LayerScope {
+class LayerScope : internal::Scoped<uint32_t> {
  public:
   explicit LayerScope(std::string_view name);
   LayerScope(std::string_view name, int index);
-  ~LayerScope();
-  LayerScope(const LayerScope&) = delete;
-  LayerScope& operator=(const LayerScope&) = delete;
-
- private:
-  uint32_t previous_;
 };
 
 // The current path, as a number that fits in a node, and its text.
@@ -62,15 +62,9 @@ std::string layer_path(uint32_t scope);
 
 namespace internal {
 // Back at a path that was current before: a replay.
-class LayerScopeAt {
+class LayerScopeAt : Scoped<uint32_t> {
  public:
   explicit LayerScopeAt(uint32_t scope);
-  ~LayerScopeAt();
-  LayerScopeAt(const LayerScopeAt&) = delete;
-  LayerScopeAt& operator=(const LayerScopeAt&) = delete;
-
- private:
-  uint32_t previous_;
 };
 }  // namespace internal
 

@@ -21,8 +21,7 @@ struct ObserveNode : Node {
 }  // namespace
 
 ObserverScope::ObserverScope(Observer& observer)
-    : previous_(std::exchange(current, &observer)) {}
-ObserverScope::~ObserverScope() { current = previous_; }
+    : current_(current, &observer) {}
 
 Observer* observer() { return current; }
 

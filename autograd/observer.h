@@ -35,12 +35,9 @@ class Observer {
 class ObserverScope {
  public:
   explicit ObserverScope(Observer& observer);
-  ~ObserverScope();
-  ObserverScope(const ObserverScope&) = delete;
-  ObserverScope& operator=(const ObserverScope&) = delete;
 
  private:
-  Observer* previous_;
+  internal::Scoped<Observer*> current_;
 };
 
 // Null without one.

@@ -6,8 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "autograd/checkpoint.h"
-#include "autograd/tape_state.h"
-#include "runtime/check.h"
 
 namespace tapeline {
 namespace {
@@ -40,68 +38,62 @@ class OffloadGraph::Window : public SavedTensorHooks {
       : graph_(graph), plan_(plan), previous_(previous) {}
 
   void list(const std::vector<Tensor>& tensors) {
-    for (const Tensor& tensor : tensors) {
-      if (!tensor || tensor.bytes() == 0) continue;
-      if (tensor.storage()->tag() == Tag::kParameter || find(tensor)) continue;
-      listed_.push_back({tensor.storage(), false});
+    for (const Tensor& x : tensors) {
+      if (!x || x.bytes() == 0) continue;
+      if (x.storage()->tag() == Tag::kParameter || find(x)) continue;
+      listed_.push_back({x.storage()->id(), x.storage(), false});
     }
   }
 
   SavedHandle pack(Tensor& kept) override {
     Listed* listed = find(kept);
     if (listed == nullptr) return {};
-    ++saved_;
-    if (!plan_.copied) return {{1, 0}};
-    graph_.counters_.repeated += listed->begun;
-    if (!std::exchange(listed->begun, true)) begin(*listed->storage);
+    if (plan_.copied) copy_out(*listed, *kept.storage());
     return {{1, 0}};
   }
   Tensor unpack(SavedHandle handle, const Tensor& kept) override {
     if (handle.words[0] != 0) {
-      if (bring_back()) ++graph_.counters_.late;
+      graph_.counters_.late += bring_back();
       if (previous_ != nullptr && !std::exchange(asked_previous_, true)) {
         graph_.counters_.prefetched += previous_->bring_back();
       }
     }
     return kept;
   }
-  void drop(SavedHandle handle) override {
-    if (handle.words[0] == 0 || --saved_ > 0 || open_) return;
-    listed_.clear();
-  }
 
-  void close() {
-    open_ = false;
-    if (saved_ == 0) listed_.clear();
-  }
   // The bytes leave the device; those under a lease stay.
   void evict() {
-    for (Listed& listed : listed_) {
-      if (listed.storage->evict()) listed.storage->set_strict(graph_.strict_);
+    for (const Listed& listed : listed_) {
+      const StoragePtr storage = listed.storage.lock();
+      if (storage && storage->evict()) storage->set_strict(graph_.strict_);
     }
   }
 
  private:
+  // Held by who saves it alone.
   struct Listed {
-    StoragePtr storage;
+    uint64_t id;
+    std::weak_ptr<Storage> storage;
     bool begun;
   };
 
-  Listed* find(const Tensor& tensor) {
-    for (Listed& listed : listed_) {
-      if (listed.storage == tensor.storage()) return &listed;
-    }
-    return nullptr;
+  Listed* find(const Tensor& x) {
+    const auto found = std::find_if(
+        listed_.begin(), listed_.end(),
+        [&](const Listed& listed) { return listed.id == x.storage()->id(); });
+    return found == listed_.end() ? nullptr : &*found;
   }
-  void begin(Storage& storage) {
-    const double start = now();
-    const auto bytes = static_cast<int64_t>(storage.bytes());
+
+  void copy_out(Listed& listed, Storage& storage) {
     OffloadCounters& counters = graph_.counters_;
-    if (const Residency where = storage.residency();
-        where == Residency::kCopying || where == Residency::kHost) {
-      ++counters.repeated;  // another window moves it
+    const Residency where = storage.residency();
+    const bool begun = std::exchange(listed.begun, true);
+    if (begun || where == Residency::kCopying || where == Residency::kHost) {
+      ++counters.repeated;  // by this window or another
       return;
     }
+    const double start = now();
+    const auto bytes = static_cast<int64_t>(storage.bytes());
     if (storage.copy_out()) {
       ++counters.copies;
       counters.copied_bytes += bytes;
@@ -110,22 +102,23 @@ class OffloadGraph::Window : public SavedTensorHooks {
     }
     counters.exposed_seconds += now() - start;
   }
+
   // Whether something had left.
   bool bring_back() {
+    OffloadCounters& counters = graph_.counters_;
     bool away = false;
-    for (Listed& listed : listed_) {
-      const Residency residency = listed.storage->residency();
-      if (residency == Residency::kCopying) ++graph_.counters_.cancelled;
-      if (residency == Residency::kHost) {
-        away = true;
-        graph_.counters_.loaded_bytes +=
-            static_cast<int64_t>(listed.storage->bytes());
-      } else if (residency != Residency::kCopying) {
-        continue;
-      }
+    for (const Listed& listed : listed_) {
+      const StoragePtr storage = listed.storage.lock();
+      if (storage == nullptr) continue;
+      const bool host = storage->residency() == Residency::kHost;
+      if (!host && storage->residency() != Residency::kCopying) continue;
+      counters.cancelled += !host;
+      counters.loaded_bytes +=
+          host ? static_cast<int64_t>(storage->bytes()) : 0;
+      away |= host;
       const double start = now();
-      listed.storage->load();
-      graph_.counters_.exposed_seconds += now() - start;
+      storage->load();
+      counters.exposed_seconds += now() - start;
     }
     return away;
   }
@@ -134,37 +127,8 @@ class OffloadGraph::Window : public SavedTensorHooks {
   const PlannedWindow& plan_;
   Window* const previous_;
   std::vector<Listed> listed_;
-  int64_t saved_ = 0;  // saved tensors that hold a listed storage
-  bool open_ = true, asked_previous_ = false;
+  bool asked_previous_ = false;
 };
-
-OffloadGraph::OffloadGraph(std::vector<PlannedWindow> plan, bool strict)
-    : plan_(std::move(plan)), strict_(strict) {}
-OffloadGraph::~OffloadGraph() = default;
-
-OffloadGraph::Window* OffloadGraph::open(int layer,
-                                         const std::vector<Tensor>& activations,
-                                         const std::vector<Tensor>& ids) {
-  if (grad_mode() != GradMode::kOn || internal::current_tape() == nullptr ||
-      phase() == Phase::kReplay || windows_.size() == plan_.size()) {
-    return nullptr;
-  }
-  const PlannedWindow& plan = plan_[windows_.size()];
-  if (plan.layer != layer) return nullptr;
-  Window* previous = windows_.empty() ? nullptr : windows_.back().get();
-  if (previous == nullptr) began_ = now();
-  windows_.push_back(std::make_shared<Window>(*this, plan, previous));
-  ++counters_.windows;
-  if (plan.activations) windows_.back()->list(activations);
-  if (plan.ids) windows_.back()->list(ids);
-  return windows_.back().get();
-}
-
-void OffloadGraph::close() {
-  closed_.push_back(now() - began_);
-  windows_.back()->close();
-  if (windows_.size() > 1) windows_[windows_.size() - 2]->evict();
-}
 
 absl::Status OffloadGraph::status() const {
   const int64_t planned = planned_bytes(plan_), out = counters_.copied_bytes,
@@ -184,16 +148,27 @@ absl::Status OffloadGraph::status() const {
 
 OffloadWindow::OffloadWindow(OffloadGraph* graph, int layer,
                              const std::vector<Tensor>& activations,
-                             const std::vector<Tensor>& ids) {
-  if (graph == nullptr) return;
-  if (graph->open(layer, activations, ids) == nullptr) return;
-  graph_ = graph;
-  hooks_.emplace(graph->windows_.back());
+                             const std::vector<Tensor>& ids)
+    : graph_(graph) {
+  if (graph == nullptr || !internal::records_original()) return;
+  auto& windows = graph->windows_;
+  if (windows.size() == graph->plan_.size()) return;
+  const PlannedWindow& plan = graph->plan_[windows.size()];
+  if (plan.layer != layer) return;
+  if (windows.empty()) graph->began_ = now();
+  windows.push_back(std::make_shared<OffloadGraph::Window>(
+      *graph, plan, windows.empty() ? nullptr : windows.back().get()));
+  ++graph->counters_.windows;
+  if (plan.activations) windows.back()->list(activations);
+  if (plan.ids) windows.back()->list(ids);
+  hooks_.emplace(windows.back());
 }
 
 OffloadWindow::~OffloadWindow() {
-  hooks_.reset();
-  if (graph_ != nullptr) graph_->close();
+  if (!hooks_) return;
+  graph_->closed_.push_back(now() - graph_->began_);
+  const auto& windows = graph_->windows_;
+  if (windows.size() > 1) windows[windows.size() - 2]->evict();
 }
 
 }  // namespace tapeline

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,8 +50,8 @@ struct OffloadCounters {
 
 class OffloadGraph {
  public:
-  OffloadGraph(std::vector<PlannedWindow> plan, bool strict);
-  ~OffloadGraph();
+  OffloadGraph(std::vector<PlannedWindow> plan, bool strict)
+      : plan_(std::move(plan)), strict_(strict) {}
   OffloadGraph(const OffloadGraph&) = delete;
   OffloadGraph& operator=(const OffloadGraph&) = delete;
 
@@ -64,9 +65,6 @@ class OffloadGraph {
  private:
   friend class OffloadWindow;
   class Window;
-  Window* open(int layer, const std::vector<Tensor>& activations,
-               const std::vector<Tensor>& ids);
-  void close();
 
   const std::vector<PlannedWindow> plan_;
   const bool strict_;
@@ -82,12 +80,10 @@ class OffloadWindow {
                 const std::vector<Tensor>& activations,
                 const std::vector<Tensor>& ids);
   ~OffloadWindow();
-  OffloadWindow(const OffloadWindow&) = delete;
-  OffloadWindow& operator=(const OffloadWindow&) = delete;
 
  private:
-  OffloadGraph* graph_ = nullptr;  // null: no window
-  std::optional<HookScope> hooks_;
+  OffloadGraph* graph_;
+  std::optional<HookScope> hooks_;  // of the window, if there is one
 };
 
 }  // namespace tapeline

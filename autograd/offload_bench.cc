@@ -69,7 +69,7 @@ void pack(benchmark::State& state) {
     record(tape, [&] {
       const OffloadWindow window(&graph, 0, {x}, {});
       Tensor y = x.detach();
-      push_at<Nothing>("nothing", {}, std::array{&y});
+      internal::add_node<Nothing>("nothing", 0, std::array{&y});
       auto saved = std::make_unique<SavedTensor[]>(kSaves);
       saved[0].save(x);
       const int64_t before = allocations;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "runtime/tensor.h"
@@ -46,40 +47,41 @@ class HookScope {
 // Hooks in force on this thread.
 int hook_depth();
 
+// A tensor whose bytes nobody may write meanwhile.
+struct Watched {
+  Watched() = default;
+  explicit Watched(Tensor x)
+      : tensor(std::move(x)), version(tensor.storage()->version()) {}
+  // CHECKs that nobody did; the message says what it is and who uses it.
+  const Tensor& value(const char* op, const char* what, uint32_t scope) const;
+
+  Tensor tensor;
+  uint32_t version = 0;
+};
+
 class SavedTensor {
  public:
   SavedTensor() = default;
-  ~SavedTensor() { drop(); }
+  ~SavedTensor() {
+    if (!entries_.empty()) reset();
+  }
   SavedTensor(const SavedTensor&) = delete;
   SavedTensor& operator=(const SavedTensor&) = delete;
-  SavedTensor(SavedTensor&& other) noexcept
-      : kept_(std::move(other.kept_)),
-        entries_(other.entries_),
-        hooks_(std::exchange(other.hooks_, 0)),
-        version_(other.version_),
-        op_(other.op_),
-        scope_(other.scope_) {}
 
   // Call at most once, from within an op being recorded. Undefined tensors are
   // kept as such.
   void save(Tensor tensor);
   Tensor unpack() const;
   void reset();
-  explicit operator bool() const {
-    return static_cast<bool>(kept_) || hooks_ > 0;
-  }
+  explicit operator bool() const { return kept_.tensor || !entries_.empty(); }
 
  private:
-  void drop();
-
   struct Entry {
     SavedTensorHooks* hooks;
     SavedHandle handle;
   };
-  Tensor kept_;
-  Entry* entries_ = nullptr;  // innermost first; the tape's memory
-  int32_t hooks_ = 0;
-  uint32_t version_ = 0;
+  Watched kept_;
+  std::span<Entry> entries_;  // innermost first; the tape's memory
   const char* op_ = "";
   uint32_t scope_ = 0;
 };

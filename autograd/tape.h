@@ -20,6 +20,7 @@
 // input(). A tape is used by one thread at a time.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
@@ -27,11 +28,11 @@
 #include <new>
 #include <span>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "autograd/gradients.h"
 #include "autograd/mode.h"
 #include "autograd/saved_tensor.h"
@@ -99,8 +100,8 @@ class ParameterUse {
 };
 
 enum class Retain : bool { kNo, kYes };
-// What a backward does of each node: I and W, or I alone.
-enum class Parts : uint8_t { kBoth, kInputs };
+// What a backward does of each node.
+enum class Parts : uint8_t { kBoth, kInputs, kWeights };
 
 // The gradients of a scalar (or of several outputs) that start a backward.
 struct Seed {
@@ -110,10 +111,10 @@ struct Seed {
 
 class Tape {
  public:
-  explicit Tape(std::string name = "tape");
-  ~Tape();
-  Tape(Tape&&) noexcept;
-  Tape& operator=(Tape&&) noexcept;
+  struct State;
+
+  explicit Tape(std::string name = "tape")
+      : state_(std::make_unique<State>(std::move(name))) {}
 
   // A handle on x whose gradient backward returns: stage inputs, gradcheck.
   Tensor input(const Tensor& x);
@@ -122,24 +123,62 @@ class Tape {
   // They may share bytes with each other and with a seed: not to be written.
   std::vector<Tensor> backward(const std::vector<Seed>& seeds,
                                ParameterGradients& grads,
-                               Retain retain = Retain::kNo);
+                               Retain retain = Retain::kNo) {
+    return sweep(seeds, grads, Parts::kBoth, retain);
+  }
   // Seeds a scalar loss with 1.
   std::vector<Tensor> backward(const Tensor& loss, ParameterGradients& grads,
                                Retain retain = Retain::kNo);
   std::vector<Tensor> backward_inputs(const std::vector<Seed>& seeds,
-                                      ParameterGradients& grads);
+                                      ParameterGradients& grads) {
+    return sweep(seeds, grads, Parts::kInputs, Retain::kNo);
+  }
   void backward_weights(ParameterGradients& grads);
 
-  const std::string& name() const;
-  uint64_t id() const;
-  int64_t nodes() const;
+  const std::string& name() const { return state_->name; }
+  uint64_t id() const { return state_->id; }
+  int64_t nodes() const { return state_->live; }
   // One line per node: op, layer, output shape, saved bytes.
   void print(std::ostream& out) const;
 
-  struct State;
   State* state() const { return state_.get(); }
 
+  // The inside, for this folder. Nodes and what they save lie in chunks.
+  struct State {
+    explicit State(std::string name);
+    ~State();
+    // Memory for the tape's lifetime, aligned to 16.
+    std::byte* allocate(size_t bytes);
+    void free_node(size_t index);
+
+    const std::string name;
+    uint64_t id;
+    std::vector<std::unique_ptr<std::byte[]>> chunks;
+    size_t used = 0;           // of the last chunk
+    std::vector<Node*> nodes;  // null once freed
+    uint32_t next_slot = 1;
+    std::vector<uint32_t> input_slots;
+    // Of the backward that runs: gradients, of which those stay that W parts
+    // wait for, and what it does.
+    std::vector<Tensor> slots;
+    Parts parts = Parts::kBoth;
+    Retain retain = Retain::kNo;
+    bool consumed = false;  // by a backward that retained nothing
+    // Nodes not freed yet. Written by the tape's thread alone, so without the
+    // price of a shared counter.
+    std::atomic<int64_t> live = 0;
+    // Of a replay's tape: inputs by the (tape, slot) they have outside.
+    absl::flat_hash_map<TapePosition, uint32_t> captures;
+    std::vector<std::shared_ptr<SavedTensorHooks>> hooks;  // that saved
+    // Saved tensors that no node owns; they end with the tape at the latest.
+    std::vector<std::weak_ptr<SavedTensor>> unowned;
+  };
+
  private:
+  std::vector<Tensor> sweep(const std::vector<Seed>& seeds,
+                            ParameterGradients& grads, Parts parts,
+                            Retain retain);
+
   std::unique_ptr<State> state_;
 };
 
@@ -147,12 +186,9 @@ class Tape {
 class RecordScope {
  public:
   explicit RecordScope(Tape& tape);
-  ~RecordScope();
-  RecordScope(const RecordScope&) = delete;
-  RecordScope& operator=(const RecordScope&) = delete;
 
  private:
-  Tape::State* previous_;
+  internal::Scoped<Tape::State*> tape_;
   GradModeScope mode_{GradMode::kOn};
 };
 
@@ -179,21 +215,17 @@ auto record(F&& f) -> Recorded<std::invoke_result_t<F>> {
 // What a node sees during backward.
 class Backward {
  public:
-  Backward(Tape::State& tape, Node& node, ParameterGradients& grads,
-           const Tensor* output_grads, Retain retain, Parts parts)
-      : tape_(tape),
-        node_(node),
-        grads_(grads),
-        output_grads_(output_grads),
-        retain_(retain),
-        parts_(parts) {}
+  Backward(Tape::State& tape, Node& node, ParameterGradients& grads)
+      : tape_(tape), node_(node), grads_(grads) {}
 
   // Contiguous; undefined if nothing flowed into that output.
-  const Tensor& grad(int output = 0) const { return output_grads_[output]; }
+  const Tensor& grad(int output = 0) const {
+    return tape_.slots[node_.output_slot + static_cast<uint32_t>(output)];
+  }
   bool needs(int input) const { return node_.input_slots[input] != 0; }
   // Will this node run again? Then it must not overwrite what it saved.
-  bool retained() const { return retain_ == Retain::kYes; }
-  Parts parts() const { return parts_; }
+  bool retained() const { return tape_.retain == Retain::kYes; }
+  Parts parts() const { return tape_.parts; }
   // Gives a gradient to an input that needs it (else does nothing).
   void add(int input, Tensor gradient);
   // Takes out what later uses of an input gave it so far; undefined if none.
@@ -209,32 +241,35 @@ class Backward {
   Tape::State& tape_;
   Node& node_;
   ParameterGradients& grads_;
-  const Tensor* output_grads_;
-  Retain retain_;
-  Parts parts_;
-  std::vector<Tensor> added_to_;  // in anomaly mode
 };
 
 namespace internal {
 
-enum class Recording : uint8_t { kNo, kShadow, kYes };
-
-// Decides whether an op is recorded and marks outputs accordingly; in anomaly
-// mode reports the first non-finite output.
-Recording begin(const char* name, std::span<const Tensor* const> inputs,
-                std::span<const Parameter* const> parameters,
-                std::span<Tensor* const> outputs);
-void* allocate_node(size_t bytes);
+// Null where nothing records.
+Tape::State* current_tape();
+// Whether an op is recorded; marks its outputs, of which anomaly mode reports
+// the first that is not finite.
+bool begin(const char* name, std::span<const Tensor* const> inputs,
+           std::span<const Parameter* const> parameters,
+           std::span<Tensor* const> outputs);
+// Puts a node on the current tape, whose inputs are to be set, and the outputs
+// behind it.
 void finish(Node* node, const char* name, size_t inputs,
             std::span<Tensor* const> outputs);
-// Slots on the current tape, through its captures; of a tensor 0 where it wants
-// no gradient.
-uint32_t slot_of(const Tensor& x, const char* op);
-uint32_t slot_at(const TapePosition& at, const char* op);
+template <class N>
+N* add_node(const char* name, size_t inputs, std::span<Tensor* const> outputs) {
+  N* node = new (current_tape()->allocate(sizeof(N))) N;
+  finish(node, name, inputs, outputs);
+  return node;
+}
+// The slot on a tape, through its captures, of a tensor that is used by `op`.
+uint32_t slot_on(const Tape::State& tape, const TapePosition& at,
+                 const char* op, const Tensor& x = {});
 inline TapePosition position(const Tensor& x) { return {x.tape, x.slot}; }
 inline void set_position(Tensor& x, const TapePosition& at) {
-  x.requires_grad = true;
-  std::tie(x.tape, x.slot) = at;
+  x.requires_grad = at.first != 0;
+  x.tape = at.first;
+  x.slot = at.second;
 }
 
 }  // namespace internal
@@ -246,14 +281,15 @@ template <class N>
 N* push_many(const char* name, std::span<const Tensor* const> inputs,
              std::span<Tensor* const> outputs,
              std::span<const Parameter* const> parameters = {}) {
-  if (internal::begin(name, inputs, parameters, outputs) !=
-      internal::Recording::kYes) {
-    return nullptr;
-  }
-  N* node = new (internal::allocate_node(sizeof(N))) N;
-  internal::finish(node, name, inputs.size(), outputs);
+  if (!internal::begin(name, inputs, parameters, outputs)) return nullptr;
+  N* node = internal::add_node<N>(name, inputs.size(), outputs);
+  const Tape::State& tape = *internal::current_tape();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    node->input_slots[i] = internal::slot_of(*inputs[i], name);
+    const Tensor& x = *inputs[i];
+    node->input_slots[i] =
+        x.requires_grad
+            ? internal::slot_on(tape, internal::position(x), name, x)
+            : 0;
   }
   return node;
 }
@@ -264,20 +300,6 @@ N* push(const char* name, std::initializer_list<const Tensor*> inputs,
   return push_many<N>(name, {inputs.begin(), inputs.size()},
                       {outputs.begin(), outputs.size()},
                       {parameters.begin(), parameters.size()});
-}
-
-// A node whose outputs require grad, and whose inputs are known by their places
-// alone.
-template <class N>
-N* push_at(const char* name, std::span<const TapePosition> inputs,
-           std::span<Tensor* const> outputs) {
-  for (Tensor* output : outputs) output->requires_grad = true;
-  N* node = new (internal::allocate_node(sizeof(N))) N;
-  internal::finish(node, name, inputs.size(), outputs);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    node->input_slots[i] = internal::slot_at(inputs[i], name);
-  }
-  return node;
 }
 
 // Nodes alive in the process, for leak tests.
