@@ -130,15 +130,16 @@ TEST_F(PoolTest, IdleBlocksComeFirst) {
   pool_.free(d, {});
 }
 
-// Lengths that vary from step to step use the memory of the longest.
-TEST_F(PoolTest, ALargerBlockServesUpToTwiceTheClass) {
+// A looser fit would use large blocks for small requests, which is what a step
+// that recomputes something saves.
+TEST_F(PoolTest, ALargerBlockServesUpToAQuarterMore) {
   put(get(1024));
-  const Block a = get(576);
+  const Block a = get(832);
   EXPECT_EQ(pool_.stats().system_allocations, 1);
-  EXPECT_EQ(pool_.stats().live, 576) << "what was asked for counts";
+  EXPECT_EQ(pool_.stats().live, 832) << "what was asked for counts";
   put(a);
-  put(get(512));
-  EXPECT_EQ(pool_.stats().system_allocations, 2) << "half would be wasted";
+  put(get(768));
+  EXPECT_EQ(pool_.stats().system_allocations, 2) << "a third would be wasted";
   put(get(1024));
   EXPECT_EQ(pool_.stats().system_allocations, 2) << "it kept its size";
 }
@@ -191,7 +192,7 @@ TEST_F(PoolTest, TheHookSeesEveryEvent) {
 
 TEST_F(PoolTest, TheHookIsToldWhatReturnsToTheSystem) {
   put(get(1024));
-  put(get(576));  // of the same memory
+  put(get(900));  // of the same memory
   std::vector<size_t> gone;
   pool_.set_hook([&](MemoryEvent event, const Block& block) {
     if (event == MemoryEvent::kGone) gone.push_back(block.bytes);
