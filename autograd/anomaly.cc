@@ -8,13 +8,8 @@
 #include "runtime/access.h"
 
 namespace tapeline {
-namespace {
 
-thread_local AnomalyScope* current = nullptr;
-
-}  // namespace
-
-AnomalyScope::AnomalyScope() : current_(current, this) {}
+AnomalyScope::AnomalyScope() : current_(internal::anomaly_scope, this) {}
 
 std::string to_string(const Anomaly& a) {
   return a.value + " in " + a.phase + " of " + a.op + " at " +
@@ -23,9 +18,10 @@ std::string to_string(const Anomaly& a) {
 }
 
 struct AnomalyRecorder {
-  static bool wants() { return current != nullptr && !current->first_; }
-  static void keep(Anomaly anomaly) { current->first_ = std::move(anomaly); }
-  static std::vector<Tensor>& sums() { return current->sums_; }
+  static AnomalyScope* scope() { return internal::anomaly_scope; }
+  static bool wants() { return scope() != nullptr && !scope()->first_; }
+  static void keep(Anomaly anomaly) { scope()->first_ = std::move(anomaly); }
+  static std::vector<Tensor>& sums() { return scope()->sums_; }
 };
 
 namespace internal {
@@ -51,7 +47,7 @@ void check_finite(const char* op, uint32_t scope, const char* phase, int index,
   });
 }
 
-void check_outputs(const char* op, std::span<Tensor* const> outputs) {
+void check_outputs(const char* op, absl::Span<Tensor* const> outputs) {
   if (!AnomalyRecorder::wants()) return;
   const char* phase_name = phase() == Phase::kReplay ? "replay" : "forward";
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -37,20 +37,17 @@
 
 #include <any>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "autograd/mode.h"
-#include "runtime/check.h"
+#include "absl/types/span.h"
+#include "autograd/tape.h"
 #include "runtime/tensor.h"
 #include "runtime/tree.h"
 
@@ -78,76 +75,87 @@ CheckpointCounters checkpoint_counters();
 
 namespace internal {
 
-// The function and its input with their types erased. The input's tensors are
-// undefined between runs: the node saves them.
-class CheckpointBody {
- public:
+// A function and its input, for replays, with their types erased.
+struct CheckpointBody {
   virtual ~CheckpointBody() = default;
-  virtual std::vector<Tensor*> inputs() = 0;
-  // The output's tensors, of which the body lets go at the next run.
-  virtual std::vector<Tensor*> run() = 0;
+  // Runs the function with these in the place of the input's tensors; returns
+  // the output's.
+  virtual std::vector<Tensor> run(std::vector<Tensor> in) = 0;
+
+  std::vector<Tensor*> inputs;  // the input's tensors, which the node packs
 };
 
-// Runs it in Shadow mode, noting what it uses, and puts its node on the tape
-// and the outputs behind it. If it throws, it leaves nothing.
+// Runs a function in Shadow mode, noting what it uses, and puts a node with its
+// body on the tape and the outputs behind it. If it throws, it leaves nothing.
 void first_run(const RecomputePolicy& policy,
-               const std::shared_ptr<CheckpointBody>& body);
-// Is something recorded, or would it be?
-bool records();
-// The same, but for replays and Shadow runs.
-bool records_original();
-
+               const std::vector<const Tensor*>& inputs,
+               absl::FunctionRef<std::vector<Tensor*>()> run,
+               absl::FunctionRef<std::unique_ptr<CheckpointBody>()> make_body);
 // The run on this thread of a checkpointed function; null in what it stashes:
 // that is one thing, and what is inside of it is none of the run's.
 class CheckpointRun;
-inline thread_local CheckpointRun* running = nullptr;
+inline constinit thread_local CheckpointRun* running = nullptr;
+// What recording an op means now. In a first run there is no tape: code that
+// turns recording on there means the replay.
+inline GradMode op_mode() {
+  if (grad_mode() != GradMode::kOn || current_tape() != nullptr) {
+    return grad_mode();
+  }
+  return running != nullptr ? GradMode::kShadow : GradMode::kOff;
+}
+// Is something recorded, and not by a replay?
+inline bool records_original() {
+  return op_mode() == GradMode::kOn && phase() == Phase::kOriginal;
+}
 // Whether the run keeps the outputs of all ops. A KeepScope sets it.
-inline thread_local bool keeps_all = false;
+inline constinit thread_local bool keeps_all = false;
 struct KeepScope : Scoped<bool> {
   KeepScope() : Scoped(keeps_all, true) {}
 };
 
+// The op of whoever looks (observer.h), which no replay has to repeat.
+inline constexpr char kObserveOp[] = "observe";
 // The tape's side: an op is about to be recorded. The run that is inside of a
 // checkpoint notes it, and in Shadow mode what it uses. Returns what recording
 // it means.
-GradMode note_op(const char* op, std::span<const Tensor* const> inputs,
-                 std::span<const Parameter* const> parameters);
+GradMode note_op(const char* op, absl::Span<const Tensor* const> inputs,
+                 absl::Span<const Parameter* const> parameters);
 // Runs `make`, which writes an op's outputs, or takes what was kept of them.
-void make_outputs(const char* op, std::initializer_list<Tensor*> outputs,
+void make_outputs(const char* op, absl::Span<Tensor* const> outputs,
                   absl::FunctionRef<void()> make);
 // The run's next stashed value, of the same type as in the first run; null if
 // it is to be made: then keep_stash() follows.
 const std::any* next_stash(const std::type_info& type);
-void keep_stash(std::any value, const std::vector<Tensor*>& tensors);
+void keep_stash(std::any value, const std::vector<const Tensor*>& tensors);
 
 template <class Tree>
-std::vector<Tensor*> tensors_of(Tree& tree) {
-  std::vector<Tensor*> out;
-  visit_leaves(tree, [&](auto& leaf) {
-    static_assert(std::is_same_v<decltype(leaf), Tensor&>,
-                  "a checkpoint's inputs and outputs are tensors");
-    out.push_back(&leaf);
-  });
+auto tensors_of(Tree& tree) {
+  using T = std::conditional_t<std::is_const_v<Tree>, const Tensor, Tensor>;
+  size_t count = 0;
+  visit_leaves(tree, [&](T&) { ++count; });
+  std::vector<T*> out;
+  out.reserve(count);
+  visit_leaves(tree, [&](T& leaf) { out.push_back(&leaf); });
   return out;
 }
 
-template <class F, class In, class... Context>
+template <class F, class In>
 struct TypedBody : CheckpointBody {
-  using Out =
-      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
-
-  TypedBody(F& f, const In& i, Context&... c) : fn(f), context(c...), in(i) {}
-  std::vector<Tensor*> inputs() override { return tensors_of(in); }
-  std::vector<Tensor*> run() override {
-    out.emplace(std::apply(
-        [&](auto&... c) { return fn(std::as_const(in), c...); }, context));
-    return tensors_of(*out);
+  TypedBody(const F& f, const In& from) : function(f), in(from) {
+    inputs = tensors_of(in);
+  }
+  std::vector<Tensor> run(std::vector<Tensor> tensors) override {
+    In now = in;
+    auto from = tensors.begin();
+    for (Tensor* x : tensors_of(now)) *x = std::move(*from++);
+    auto out = function(now);
+    std::vector<Tensor> outputs;
+    for (Tensor* y : tensors_of(out)) outputs.push_back(std::move(*y));
+    return outputs;
   }
 
-  F& fn;
-  std::tuple<Context&...> context;
+  F function;
   In in;
-  std::optional<Out> out;
 };
 
 }  // namespace internal
@@ -155,12 +163,21 @@ struct TypedBody : CheckpointBody {
 template <class F, class In, class... Context>
 auto checkpoint(const RecomputePolicy& policy, F& fn, const In& in,
                 Context&... context) {
-  using Body = internal::TypedBody<F, In, Context...>;
-  using Out = typename Body::Out;
-  if (!policy.recompute || !internal::records()) return Out(fn(in, context...));
-  const auto body = std::make_shared<Body>(fn, in, context...);
-  internal::first_run(policy, body);
-  return *std::exchange(body->out, std::nullopt);
+  using Out =
+      std::remove_cvref_t<std::invoke_result_t<F&, const In&, Context&...>>;
+  const auto function = [&fn, &... rest = context](const In& x) -> Out {
+    return fn(x, rest...);
+  };
+  using Body = internal::TypedBody<decltype(function), In>;
+  if (!policy.recompute || internal::op_mode() == GradMode::kOff) {
+    return function(in);
+  }
+  std::optional<Out> out;
+  internal::first_run(
+      policy, internal::tensors_of(in),
+      [&] { return internal::tensors_of(out.emplace(function(in))); },
+      [&] { return std::make_unique<Body>(function, in); });
+  return *std::move(out);
 }
 
 // A temporary would be gone when backward needs it.
@@ -180,7 +197,7 @@ auto stash(F&& f) -> std::invoke_result_t<F> {
   if (const std::any* kept = internal::next_stash(typeid(T))) {
     return std::any_cast<const T&>(*kept);
   }
-  T value = make();
+  const T value = make();
   internal::keep_stash(value, internal::tensors_of(value));
   return value;
 }

@@ -1,7 +1,5 @@
 #include "autograd/memory_plan.h"
 
-#include <algorithm>
-
 #include "runtime/check.h"
 
 namespace tapeline {
@@ -47,28 +45,6 @@ int64_t planned_bytes(const std::vector<PlannedWindow>& windows) {
     if (window.copied) bytes += window.bytes;
   }
   return bytes;
-}
-
-std::vector<bool> layers_that_hide(const std::vector<PlannedWindow>& windows,
-                                   const std::vector<double>& seconds,
-                                   double bytes_per_second) {
-  CHECK_EQ(windows.size(), seconds.size());
-  size_t hidden = 0;
-  double idle = 0;  // when the copy stream is
-  for (const PlannedWindow& window : windows) {
-    idle = std::max(idle, seconds[hidden]) +
-           static_cast<double>(window.bytes) / bytes_per_second;
-    if (idle > seconds.back()) break;
-    ++hidden;
-  }
-  // The window behind them loads the last of them.
-  if (hidden > 0 && hidden < windows.size()) ++hidden;
-  std::vector<bool> layers(1);
-  for (size_t i = 0; i < hidden; ++i) {
-    layers.resize(static_cast<size_t>(windows[i].layer) + 1);
-    layers.back() = true;
-  }
-  return layers;
 }
 
 }  // namespace tapeline

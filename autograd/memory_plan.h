@@ -45,11 +45,4 @@ std::vector<PlannedWindow> plan_windows(const std::vector<LayerCall>& calls,
                                         const OffloadChoice& choice);
 int64_t planned_bytes(const std::vector<PlannedWindow>& windows);
 
-// By global layer: windows from the first on whose copies, one after the other,
-// end before the forward pass does. seconds[i] is when window i closes, the
-// last one's is the end.
-std::vector<bool> layers_that_hide(const std::vector<PlannedWindow>& windows,
-                                   const std::vector<double>& seconds,
-                                   double bytes_per_second);
-
 }  // namespace tapeline

@@ -11,10 +11,6 @@
 namespace tapeline {
 namespace {
 
-thread_local GradMode current_mode = GradMode::kOn;
-thread_local int current_site = 0;
-thread_local uint32_t current_scope = 0;
-
 // Every path ever entered: a trie of (parent, name). Small: one entry per
 // layer part of the models in the process.
 using Step = std::pair<uint32_t, std::string_view>;
@@ -44,21 +40,11 @@ uint32_t enter(uint32_t parent, std::string_view name) {
 
 }  // namespace
 
-GradMode grad_mode() { return current_mode; }
-GradModeScope::GradModeScope(GradMode mode) : Scoped(current_mode, mode) {}
-
-int use_site() { return current_site; }
-UseSite::UseSite(int site) : Scoped(current_site, site) {}
-
 LayerScope::LayerScope(std::string_view name)
-    : Scoped(current_scope, enter(current_scope, name)) {}
+    : Scoped(internal::current_scope, enter(layer_scope(), name)) {}
 LayerScope::LayerScope(std::string_view name, int index)
-    : Scoped(current_scope,
-             enter(enter(current_scope, name), std::to_string(index))) {}
-internal::LayerScopeAt::LayerScopeAt(uint32_t scope)
-    : Scoped(current_scope, scope) {}
-
-uint32_t layer_scope() { return current_scope; }
+    : Scoped(internal::current_scope,
+             enter(enter(layer_scope(), name), std::to_string(index))) {}
 
 std::string layer_path(uint32_t scope) {
   ScopeTable& table = scope_table();

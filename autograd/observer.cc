@@ -1,5 +1,6 @@
 #include "autograd/observer.h"
 
+#include "autograd/checkpoint.h"
 #include "autograd/tape.h"
 #include "runtime/check.h"
 
@@ -29,7 +30,7 @@ Tensor observe(const char* name, const Tensor& x) {
   if (current == nullptr) return x;
   current->value(name, layer_path(layer_scope()), x.detach());
   Tensor y = x.detach();
-  if (auto* n = push<ObserveNode>("observe", {&x}, {&y})) {
+  if (auto* n = push<ObserveNode>(internal::kObserveOp, {&x}, {&y})) {
     n->seen_by = current;
     n->value_name = name;
   }

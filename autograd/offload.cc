@@ -1,23 +1,13 @@
 #include "autograd/offload.h"
 
-#include <algorithm>
-#include <chrono>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "autograd/checkpoint.h"
+#include "runtime/profile.h"
 
 namespace tapeline {
-namespace {
-
-double now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
-
 OffloadCounters& OffloadCounters::operator+=(const OffloadCounters& other) {
   windows += other.windows;
   copies += other.copies;
@@ -36,19 +26,21 @@ class OffloadGraph::Window : public SavedTensorHooks {
  public:
   Window(OffloadGraph& graph, const PlannedWindow& plan, Window* previous)
       : graph_(graph), plan_(plan), previous_(previous) {}
+  const char* name() const override { return "offload window"; }
 
   void list(const std::vector<Tensor>& tensors) {
     for (const Tensor& x : tensors) {
-      if (!x || x.bytes() == 0) continue;
-      if (x.storage()->tag() == Tag::kParameter || find(x)) continue;
-      listed_.push_back({x.storage()->id(), x.storage(), false});
+      if (!x || x.bytes() == 0 || x.storage()->tag() == Tag::kParameter) {
+        continue;
+      }
+      listed_.try_emplace(x.storage()->id(), Listed{x.storage()});
     }
   }
 
   SavedHandle pack(Tensor& kept) override {
-    Listed* listed = find(kept);
-    if (listed == nullptr) return {};
-    if (plan_.copied) copy_out(*listed, *kept.storage());
+    const auto found = listed_.find(kept.storage()->id());
+    if (found == listed_.end()) return {};
+    if (plan_.copied) copy_out(found->second, *kept.storage());
     return {{1, 0}};
   }
   Tensor unpack(SavedHandle handle, const Tensor& kept) override {
@@ -63,7 +55,7 @@ class OffloadGraph::Window : public SavedTensorHooks {
 
   // The bytes leave the device; those under a lease stay.
   void evict() {
-    for (const Listed& listed : listed_) {
+    for (const auto& [id, listed] : listed_) {
       const StoragePtr storage = listed.storage.lock();
       if (storage && storage->evict()) storage->set_strict(graph_.strict_);
     }
@@ -72,17 +64,9 @@ class OffloadGraph::Window : public SavedTensorHooks {
  private:
   // Held by who saves it alone.
   struct Listed {
-    uint64_t id;
     std::weak_ptr<Storage> storage;
-    bool begun;
+    bool begun = false;
   };
-
-  Listed* find(const Tensor& x) {
-    const auto found = std::find_if(
-        listed_.begin(), listed_.end(),
-        [&](const Listed& listed) { return listed.id == x.storage()->id(); });
-    return found == listed_.end() ? nullptr : &*found;
-  }
 
   void copy_out(Listed& listed, Storage& storage) {
     OffloadCounters& counters = graph_.counters_;
@@ -92,7 +76,7 @@ class OffloadGraph::Window : public SavedTensorHooks {
       ++counters.repeated;  // by this window or another
       return;
     }
-    const double start = now();
+    const double start = now_seconds();
     const auto bytes = static_cast<int64_t>(storage.bytes());
     if (storage.copy_out()) {
       ++counters.copies;
@@ -100,25 +84,24 @@ class OffloadGraph::Window : public SavedTensorHooks {
     } else {
       counters.refused_bytes += bytes;
     }
-    counters.exposed_seconds += now() - start;
+    counters.exposed_seconds += now_seconds() - start;
   }
 
   // Whether something had left.
   bool bring_back() {
     OffloadCounters& counters = graph_.counters_;
     bool away = false;
-    for (const Listed& listed : listed_) {
+    for (const auto& [id, listed] : listed_) {
       const StoragePtr storage = listed.storage.lock();
       if (storage == nullptr) continue;
       const bool host = storage->residency() == Residency::kHost;
       if (!host && storage->residency() != Residency::kCopying) continue;
-      counters.cancelled += !host;
-      counters.loaded_bytes +=
-          host ? static_cast<int64_t>(storage->bytes()) : 0;
       away |= host;
-      const double start = now();
+      counters.cancelled += !host;
+      if (host) counters.loaded_bytes += static_cast<int64_t>(storage->bytes());
+      const double start = now_seconds();
       storage->load();
-      counters.exposed_seconds += now() - start;
+      counters.exposed_seconds += now_seconds() - start;
     }
     return away;
   }
@@ -126,7 +109,7 @@ class OffloadGraph::Window : public SavedTensorHooks {
   OffloadGraph& graph_;
   const PlannedWindow& plan_;
   Window* const previous_;
-  std::vector<Listed> listed_;
+  std::map<uint64_t, Listed> listed_;  // by the storage's id
   bool asked_previous_ = false;
 };
 
@@ -155,7 +138,7 @@ OffloadWindow::OffloadWindow(OffloadGraph* graph, int layer,
   if (windows.size() == graph->plan_.size()) return;
   const PlannedWindow& plan = graph->plan_[windows.size()];
   if (plan.layer != layer) return;
-  if (windows.empty()) graph->began_ = now();
+  if (windows.empty()) graph->began_ = now_seconds();
   windows.push_back(std::make_shared<OffloadGraph::Window>(
       *graph, plan, windows.empty() ? nullptr : windows.back().get()));
   ++graph->counters_.windows;
@@ -166,7 +149,7 @@ OffloadWindow::OffloadWindow(OffloadGraph* graph, int layer,
 
 OffloadWindow::~OffloadWindow() {
   if (!hooks_) return;
-  graph_->closed_.push_back(now() - graph_->began_);
+  graph_->closed_.push_back(now_seconds() - graph_->began_);
   const auto& windows = graph_->windows_;
   if (windows.size() > 1) windows[windows.size() - 2]->evict();
 }

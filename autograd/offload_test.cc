@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,10 @@ TEST(Contract, C38_AStorageIsCopiedOnceAndAllViewsComeBackExact) {
   EXPECT_EQ(graph.counters().copies, 1);
   EXPECT_EQ(graph.counters().copied_bytes, base.bytes());
   EXPECT_EQ(graph.counters().repeated, 4);
+  std::ostringstream printed;
+  tape.print(printed);
+  EXPECT_NE(printed.str().find("by offload window"), std::string::npos)
+      << printed.str();
   const uint32_t version = base.storage()->version();
   ParameterGradients grads;
   tape.backward(y, grads);

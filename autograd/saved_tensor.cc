@@ -1,81 +1,65 @@
 #include "autograd/saved_tensor.h"
 
 #include <algorithm>
-#include <vector>
+#include <new>
 
 #include "autograd/tape.h"
 
 namespace tapeline {
-namespace {
 
-thread_local std::vector<std::shared_ptr<SavedTensorHooks>> hook_stack;
-const Tensor undefined;  // faster to copy than to make
-
-}  // namespace
-
-HookScope::HookScope(std::shared_ptr<SavedTensorHooks> hooks) {
-  CHECK(hooks != nullptr);
-  hook_stack.push_back(std::move(hooks));
+HookScope::HookScope(std::shared_ptr<SavedTensorHooks> hooks)
+    : Scoped(current_, this), hooks_(std::move(hooks)) {
+  CHECK(hooks_ != nullptr);
 }
-HookScope::~HookScope() { hook_stack.pop_back(); }
 
-int hook_depth() { return static_cast<int>(hook_stack.size()); }
+int hook_depth() {
+  int depth = 0;
+  for (auto* s = HookScope::current(); s != nullptr; s = s->outer()) ++depth;
+  return depth;
+}
 
-const Tensor& Watched::value(const char* op, const char* what,
-                             uint32_t scope) const {
-  CHECK(!tensor || tensor.storage()->version() == version)
-      << "[" << op << "] " << what << " was written in place: " << tensor
+void check_unwritten(const Tensor& x, uint32_t version, const char* op,
+                     const char* what, uint32_t scope) {
+  CHECK(!x || x.storage()->version() == version)
+      << "[" << op << "] " << what << " was written in place: " << x
       << ", layer '" << layer_path(scope) << "'; ";
-  return tensor;
 }
 
-void SavedTensor::save(Tensor tensor) {
-  CHECK(!*this) << "a saved tensor is saved once";
-  if (!tensor) return;
+void Packing::pack(Tensor& kept) {
+  CHECK(!packed()) << "a saved tensor is saved once";
+  if (!kept) return;
   Tape::State* tape = internal::current_tape();
   CHECK(tape != nullptr && !tape->nodes.empty())
       << "a tensor is saved outside of an op being recorded";
   Node& node = *tape->nodes.back();
-  node.saved_bytes += tensor.bytes();
+  node.saved_bytes += kept.bytes();
   op_ = node.name;
   scope_ = node.scope;
-  kept_.tensor = std::move(tensor);
-  internal::set_position(kept_.tensor, {});
-  Entry* entries = nullptr;
-  if (!hook_stack.empty()) {
-    entries = reinterpret_cast<Entry*>(
-        tape->allocate(hook_stack.size() * sizeof(Entry)));
+  kept.position() = {};
+  for (auto* s = HookScope::current(); s != nullptr && kept; s = s->outer()) {
+    SavedTensorHooks* hooks = s->hooks().get();
+    tape->keep(s->hooks());
+    void* memory = tape->allocate(sizeof(PackedBy));
+    outermost_ = node.packed_by = new (memory)
+        PackedBy{hooks, hooks->pack(kept), outermost_, node.packed_by};
   }
-  for (size_t i = hook_stack.size(); i-- > 0 && kept_.tensor;) {
-    // The same few hooks come again and again; the newest is the likeliest.
-    auto& kept = tape->hooks;
-    if (std::find(kept.rbegin(), kept.rend(), hook_stack[i]) == kept.rend()) {
-      kept.push_back(hook_stack[i]);
-    }
-    SavedTensorHooks* hooks = hook_stack[i].get();
-    entries[entries_.size()] = {hooks, hooks->pack(kept_.tensor)};
-    entries_ = {entries, entries_.size() + 1};
-  }
-  if (kept_.tensor) kept_.version = kept_.tensor.storage()->version();
+  if (kept) version_ = kept.storage()->version();
 }
 
-Tensor SavedTensor::unpack() const {
-  const Tensor& kept = kept_.value(op_, "a tensor saved for backward", scope_);
-  if (entries_.empty()) return kept;
-  size_t i = entries_.size() - 1;
-  Tensor tensor = entries_[i].hooks->unpack(entries_[i].handle, kept);
-  while (i-- > 0) {
-    tensor = entries_[i].hooks->unpack(entries_[i].handle, tensor);
+Tensor Packing::unpack(const Tensor& kept) const {
+  check_unwritten(kept, version_, op_, "a tensor saved for backward", scope_);
+  if (outermost_ == nullptr) return kept;
+  Tensor tensor = outermost_->hooks->unpack(outermost_->handle, kept);
+  for (auto* by = outermost_->inner; by != nullptr; by = by->inner) {
+    tensor = by->hooks->unpack(by->handle, tensor);
   }
   return tensor;
 }
 
-void SavedTensor::reset() {
-  for (size_t i = entries_.size(); i-- > 0;) {
-    entries_[i].hooks->drop(entries_[i].handle);
+void Packing::drop() {
+  for (; outermost_ != nullptr; outermost_ = outermost_->inner) {
+    outermost_->hooks->drop(outermost_->handle);
   }
-  entries_ = {};
-  kept_.tensor = undefined;
 }
 
 }  // namespace tapeline

@@ -8,15 +8,16 @@
 // drops, so what hooks hold is returned even if backward never runs.
 // What is kept must not be written in between: unpack() checks the storage's
 // version, with and without hooks, and names the op and the tensor.
+// Scopes of hooks end in the reverse of the order in which they began.
 // Hooks live as long as the tape that saved through them, also when their scope
 // has ended. A saved tensor does not outlive its tape. One thread per tape.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <utility>
 
+#include "autograd/mode.h"
 #include "runtime/tensor.h"
 
 namespace tapeline {
@@ -28,7 +29,10 @@ struct SavedHandle {
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
-  // `kept` is detached; replace or reset it at will.
+  // For Tape::print.
+  virtual const char* name() const { return "hooks"; }
+  // `kept` is detached; replace or reset it at will. A handle that begins with
+  // 0 says that it was left as it is.
   virtual SavedHandle pack(Tensor& kept) = 0;
   // `kept` is what pack() left; returns what pack() was given.
   virtual Tensor unpack(SavedHandle handle, const Tensor& kept) = 0;
@@ -36,54 +40,74 @@ class SavedTensorHooks {
 };
 
 // Adds hooks inside the current ones until destroyed.
-class HookScope {
+class HookScope : internal::Scoped<const HookScope*> {
  public:
   explicit HookScope(std::shared_ptr<SavedTensorHooks> hooks);
-  ~HookScope();
-  HookScope(const HookScope&) = delete;
-  HookScope& operator=(const HookScope&) = delete;
+  // The innermost one of this thread, and the one around it; null: none.
+  static const HookScope* current() { return current_; }
+  const HookScope* outer() const { return before(); }
+  const std::shared_ptr<SavedTensorHooks>& hooks() const { return hooks_; }
+
+ private:
+  static inline constinit thread_local const HookScope* current_ = nullptr;
+  const std::shared_ptr<SavedTensorHooks> hooks_;
 };
 
 // Hooks in force on this thread.
 int hook_depth();
 
-// A tensor whose bytes nobody may write meanwhile.
-struct Watched {
-  Watched() = default;
-  explicit Watched(Tensor x)
-      : tensor(std::move(x)), version(tensor.storage()->version()) {}
-  // CHECKs that nobody did; the message says what it is and who uses it.
-  const Tensor& value(const char* op, const char* what, uint32_t scope) const;
+// Stops the program if `x` is not of that version; `what` says what it is.
+void check_unwritten(const Tensor& x, uint32_t version, const char* op,
+                     const char* what, uint32_t scope);
 
-  Tensor tensor;
-  uint32_t version = 0;
+// One hook's part in packing a tensor. Lies in the tape's memory.
+struct PackedBy {
+  SavedTensorHooks* hooks;
+  SavedHandle handle;
+  const PackedBy* inner;    // which packed it before
+  const PackedBy* earlier;  // for the same node
+};
+
+// How a tensor that lies elsewhere was packed.
+class Packing {
+ public:
+  Packing() = default;
+  ~Packing() {
+    if (outermost_ != nullptr) drop();
+  }
+  Packing(const Packing&) = delete;
+  Packing& operator=(const Packing&) = delete;
+
+  // Call at most once, from within an op being recorded. Undefined tensors are
+  // left as such.
+  void pack(Tensor& kept);
+  // `kept` is what pack() left.
+  Tensor unpack(const Tensor& kept) const;
+  void drop();
+  bool packed() const { return op_ != nullptr; }
+
+ private:
+  const PackedBy* outermost_ = nullptr;
+  const char* op_ = nullptr;
+  uint32_t scope_ = 0, version_ = 0;
 };
 
 class SavedTensor {
  public:
-  SavedTensor() = default;
-  ~SavedTensor() {
-    if (!entries_.empty()) reset();
+  void save(Tensor tensor) {
+    kept_ = std::move(tensor);
+    packing_.pack(kept_);
   }
-  SavedTensor(const SavedTensor&) = delete;
-  SavedTensor& operator=(const SavedTensor&) = delete;
-
-  // Call at most once, from within an op being recorded. Undefined tensors are
-  // kept as such.
-  void save(Tensor tensor);
-  Tensor unpack() const;
-  void reset();
-  explicit operator bool() const { return kept_.tensor || !entries_.empty(); }
+  Tensor unpack() const { return packing_.unpack(kept_); }
+  void reset() {
+    packing_.drop();
+    kept_ = Tensor();
+  }
+  explicit operator bool() const { return packing_.packed(); }
 
  private:
-  struct Entry {
-    SavedTensorHooks* hooks;
-    SavedHandle handle;
-  };
-  Watched kept_;
-  std::span<Entry> entries_;  // innermost first; the tape's memory
-  const char* op_ = "";
-  uint32_t scope_ = 0;
+  Tensor kept_;
+  Packing packing_;
 };
 
 }  // namespace tapeline

@@ -2,6 +2,8 @@
 
 #include <map>
 #include <optional>
+#include <sstream>
+#include <string>
 
 #include "autograd/test_ops.h"
 #include "gtest/gtest.h"
@@ -28,6 +30,7 @@ class AffineHooks : public SavedTensorHooks {
  public:
   AffineHooks(std::string name, float by, float plus, Log* log)
       : name_(std::move(name)), by_(by), plus_(plus), log_(log) {}
+  const char* name() const override { return "affine"; }
   SavedHandle pack(Tensor& kept) override {
     log_->push_back("pack " + name_);
     kept = mapped(kept, by_, plus_);
@@ -51,6 +54,7 @@ class AffineHooks : public SavedTensorHooks {
 // Takes tensors away and gives them back.
 class TakingHooks : public SavedTensorHooks {
  public:
+  const char* name() const override { return "taking"; }
   SavedHandle pack(Tensor& kept) override {
     EXPECT_FALSE(kept.requires_grad);
     taken_[++packed_] = std::exchange(kept, Tensor());
@@ -257,12 +261,33 @@ TEST(SavedTensor, KeepsUndefinedTensorsWithoutAskingHooks) {
   EXPECT_EQ(log, Log{});
 }
 
+std::string printed(const Tape& tape) {
+  std::ostringstream out;
+  tape.print(out);
+  return out.str();
+}
+
 TEST(SavedTensor, CountsItsBytesForTheNode) {
   Product p;
   p.run();
-  std::ostringstream out;
-  p.tape.print(out);
-  EXPECT_EQ(out.str(), "0  times    [3]  saved 24 bytes\n");
+  EXPECT_EQ(printed(p.tape), "0  times    [3]  saved 24 bytes, by none\n");
+}
+
+TEST(SavedTensor, TheTapePrintsWhoPackedWhatANodeSaved) {
+  Log log;
+  Product p;
+  {
+    const HookScope takes(std::make_shared<TakingHooks>());
+    const HookScope outer(std::make_shared<AffineHooks>("O", 2, 0, &log));
+    const HookScope passes(std::make_shared<PassingHooks>());
+    p.run();
+  }
+  const std::string want =
+      "0  times    [3]  saved 24 bytes, by affine, by taking\n";
+  EXPECT_EQ(printed(p.tape), want);
+  ParameterGradients grads;
+  p.tape.backward({{p.y, values<float>({1, 1, 1})}}, grads, Retain::kYes);
+  EXPECT_EQ(printed(p.tape), want);
 }
 
 TEST(SavedTensor, MayBeWrittenOnceItsCopyIsKept) {

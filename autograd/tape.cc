@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <mutex>
+#include <ostream>
+#include <set>
+#include <span>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_map.h"
 #include "autograd/anomaly_recorder.h"
 #include "autograd/checkpoint.h"
 #include "kernels/elementwise/elementwise.h"
@@ -15,8 +19,7 @@ namespace {
 constexpr size_t kChunkBytes = 1 << 16;
 constexpr size_t kKeptChunks = 1024;
 
-thread_local Tape::State* current = nullptr;
-thread_local bool backward_runs = false;
+constinit thread_local bool backward_runs = false;
 
 // What the tapes of a process share.
 struct Shared {
@@ -50,7 +53,7 @@ void make_contiguous(Tensor& x) {
 void add_to_slot(Tensor& slot, Tensor&& gradient) {
   if (!slot) {
     slot = std::move(gradient);
-    internal::set_position(slot, {});
+    slot.position() = {};
     return;
   }
   CHECK(slot.shape() == gradient.shape() && slot.dtype() == gradient.dtype())
@@ -114,7 +117,8 @@ Tape::State::State(std::string of) : name(std::move(of)) {
 }
 
 Tape::State::~State() {
-  CHECK(current != this) << "tape '" << name << "' ends while it records";
+  CHECK(internal::recording != this)
+      << "tape '" << name << "' ends while it records";
   for (size_t i = nodes.size(); i-- > 0;) free_node(i);
   for (const auto& saved : unowned) {
     if (const auto alive = saved.lock()) alive->reset();
@@ -147,29 +151,35 @@ void Tape::State::free_node(size_t index) {
   live.store(live - 1, std::memory_order_relaxed);
 }
 
+void Tape::State::keep(const std::shared_ptr<SavedTensorHooks>& more) {
+  // The same few come again and again; the newest is the likeliest.
+  if (std::find(hooks.rbegin(), hooks.rend(), more) == hooks.rend()) {
+    hooks.push_back(more);
+  }
+}
+
 Tensor Tape::input(const Tensor& x) {
   CHECK(is_float(x.dtype())) << "[input] no gradient exists for " << x;
   CHECK(!state_->consumed) << "tape '" << name()
                            << "' was already run backward";
-  Tensor handle = x.detach();
-  internal::set_position(handle, {id(), state_->next_slot++});
+  Tensor handle = x;
+  handle.position() = {id(), state_->next_slot++, true};
   state_->input_slots.push_back(handle.slot);
   return handle;
 }
 
-RecordScope::RecordScope(Tape& tape) : tape_(current, tape.state()) {
+RecordScope::RecordScope(Tape& tape)
+    : tape_(internal::recording, tape.state()) {
   CHECK(!tape.state()->consumed)
       << "tape '" << tape.name() << "' was already run backward";
 }
 
 namespace internal {
 
-Tape::State* current_tape() { return current; }
-
-bool begin(const char* name, std::span<const Tensor* const> inputs,
-           std::span<const Parameter* const> parameters,
-           std::span<Tensor* const> outputs) {
-  check_outputs(name, outputs);
+bool begin(const char* name, absl::Span<const Tensor* const> inputs,
+           absl::Span<const Parameter* const> parameters,
+           absl::Span<Tensor* const> outputs) {
+  if (anomaly_scope != nullptr) check_outputs(name, outputs);
   const GradMode mode = note_op(name, inputs, parameters);
   if (mode == GradMode::kOff) return false;
   bool wanted = false;
@@ -182,32 +192,33 @@ bool begin(const char* name, std::span<const Tensor* const> inputs,
   return mode == GradMode::kOn;
 }
 
-void finish(Node* node, const char* name, size_t inputs,
-            std::span<Tensor* const> outputs) {
-  Tape::State& tape = *current;
+void finish(Node& node, const char* name, size_t inputs,
+            absl::Span<Tensor* const> outputs) {
+  Tape::State& tape = *recording;
   tape.live.store(tape.live + 1, std::memory_order_relaxed);
-  node->name = name;
-  node->scope = layer_scope();
-  node->inputs = static_cast<uint16_t>(inputs);
-  node->outputs = static_cast<uint16_t>(outputs.size());
-  node->input_slots =
+  node.name = name;
+  node.scope = layer_scope();
+  node.inputs = static_cast<uint16_t>(inputs);
+  node.outputs = static_cast<uint16_t>(outputs.size());
+  node.input_slots =
       reinterpret_cast<uint32_t*>(tape.allocate(inputs * sizeof(uint32_t)));
-  node->output_slot = tape.next_slot;
+  node.output_slot = tape.next_slot;
   for (Tensor* output : outputs) {
     output->tape = tape.id;
     output->slot = tape.next_slot++;
   }
-  if (!outputs.empty()) node->output_shape = outputs[0]->shape();
-  tape.nodes.push_back(node);
+  if (!outputs.empty()) node.output_shape = outputs[0]->shape();
+  tape.nodes.push_back(&node);
 }
 
 uint32_t slot_on(const Tape::State& tape, const TapePosition& at,
-                 const char* op, const Tensor& x) {
-  if (at.first == tape.id) return at.second;
+                 const char* op, const Tensor* x) {
+  if (!at.requires_grad) return 0;
+  if (at.tape == tape.id) return at.slot;
   const auto captured = tape.captures.find(at);
   CHECK(captured != tape.captures.end())
-      << "[" << op << "] a tensor of " << tape_name(at.first)
-      << " is used on tape '" << tape.name << "': " << x
+      << "[" << op << "] a tensor of " << tape_name(at.tape)
+      << " is used on tape '" << tape.name << "': " << (x ? *x : Tensor())
       << "; detach() it or mark it with input()";
   return captured->second;
 }
@@ -217,7 +228,10 @@ uint32_t slot_on(const Tape::State& tape, const TapePosition& at,
 void Backward::add(int input, Tensor gradient) {
   const uint32_t slot = node_.input_slots[input];
   if (slot == 0) return;
-  internal::check_finite(node_.name, node_.scope, "backward", input, gradient);
+  if (internal::anomaly_scope != nullptr) {
+    internal::check_finite(node_.name, node_.scope, "backward", input,
+                           gradient);
+  }
   add_to_slot(tape_.slots[slot], std::move(gradient));
 }
 
@@ -227,7 +241,7 @@ Tensor Backward::take(int input) {
 }
 
 const Tensor& Backward::accumulator(const ParameterUse& use) {
-  const Tensor& sum = grads_.accumulator(use.parameter(), use.site());
+  const Tensor& sum = grads_.accumulator(use.parameter, use.site);
   internal::note_sum(sum);
   return sum;
 }
@@ -237,9 +251,9 @@ void Backward::run_weights() {
   internal::check_sums(node_.name, node_.scope);
 }
 
-std::vector<Tensor> Tape::sweep(const std::vector<Seed>& seeds,
-                                ParameterGradients& grads, Parts parts,
-                                Retain retain) {
+std::vector<Tensor> Tape::backward(const std::vector<Seed>& seeds,
+                                   ParameterGradients& grads, Retain retain,
+                                   Parts parts) {
   State& tape = *state_;
   CHECK(!tape.consumed) << "tape '" << tape.name
                         << "' was already run backward; keep it with "
@@ -261,9 +275,9 @@ std::vector<Tensor> Tape::sweep(const std::vector<Seed>& seeds,
           seed.grad.dtype() == seed.output.dtype())
         << "backward from " << seed.output << " with a gradient that is "
         << seed.grad;
-    const TapePosition at = internal::position(seed.output);
-    add_to_slot(tape.slots[internal::slot_on(tape, at, "backward")],
-                Tensor(seed.grad));
+    const uint32_t slot =
+        internal::slot_on(tape, seed.output, "backward", &seed.output);
+    add_to_slot(tape.slots[slot], Tensor(seed.grad));
   }
   run_nodes(tape, grads);
   std::vector<Tensor> inputs;
@@ -279,6 +293,22 @@ std::vector<Tensor> Tape::backward(const Tensor& loss,
   CHECK_EQ(loss.elements(), 1) << "a loss is one number, got " << loss << "; ";
   const Tensor one = Tensor::full(loss.shape(), loss.dtype(), 1.0);
   return backward({{loss, one}}, grads, retain);
+}
+
+void Tape::print(std::ostream& out) const {
+  for (size_t i = 0; i < state_->nodes.size(); ++i) {
+    const Node* node = state_->nodes[i];
+    if (node == nullptr) continue;
+    out << i << "  " << node->name << "  " << layer_path(node->scope) << "  "
+        << node->output_shape << "  saved " << node->saved_bytes << " bytes";
+    std::set<std::string> packers;
+    for (auto* by = node->packed_by; by != nullptr; by = by->earlier) {
+      if (by->handle.words[0] != 0) packers.insert(by->hooks->name());
+    }
+    if (packers.empty()) packers.insert("none");
+    for (const std::string& packer : packers) out << ", by " << packer;
+    out << "\n";
+  }
 }
 
 void Tape::backward_weights(ParameterGradients& grads) {

@@ -22,17 +22,16 @@
 
 #include <atomic>
 #include <cstdint>
-#include <initializer_list>
 #include <iosfwd>
+#include <map>
 #include <memory>
 #include <new>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "autograd/gradients.h"
 #include "autograd/mode.h"
 #include "autograd/saved_tensor.h"
@@ -42,9 +41,6 @@
 namespace tapeline {
 
 class Backward;
-
-// Where a tensor was made: the tape's id and a slot.
-using TapePosition = std::pair<uint64_t, uint32_t>;
 
 // One recorded op. Concrete nodes add what they saved.
 class Node {
@@ -64,39 +60,35 @@ class Node {
   uint32_t* input_slots = nullptr;
   uint32_t output_slot = 0;
   uint16_t inputs = 0, outputs = 0;
-  Shape output_shape;  // of output 0, for printing
+  // For printing.
+  Shape output_shape;                   // of output 0
+  const PackedBy* packed_by = nullptr;  // hooks that packed what it saved
 };
 
 // A parameter as a node uses it: its value is not saved through hooks, but
 // must not be written before backward either.
-class ParameterUse {
- public:
+struct ParameterUse {
   ParameterUse() = default;
-  explicit ParameterUse(const Parameter& parameter)
-      : parameter_(parameter),
-        storage_(parameter.value().storage()->id()),
-        version_(parameter.value().storage()->version()),
-        site_(use_site()),
-        trainable_(parameter.trainable()) {}
-
-  bool trainable() const { return trainable_; }
-  const Parameter& parameter() const { return parameter_; }
-  int site() const { return site_; }
+  explicit ParameterUse(const Parameter& of)
+      : parameter(of),
+        site(use_site()),
+        trainable(of.trainable()),
+        storage(of.value().storage()->id()),
+        version(of.value().storage()->version()) {}
   // CHECKs that it was not written since.
   const Tensor& value() const {
-    const Storage& storage = *parameter_.value().storage();
-    CHECK(storage.id() == storage_ && storage.version() == version_)
-        << "parameter '" << parameter_.name() << "', " << parameter_.value()
+    const Tensor& now = parameter.value();
+    CHECK(now.storage()->id() == storage && now.storage()->version() == version)
+        << "parameter '" << parameter.name() << "', " << now
         << ", was written between forward and backward";
-    return parameter_.value();
+    return now;
   }
 
- private:
-  Parameter parameter_;
-  uint64_t storage_ = 0;
-  uint32_t version_ = 0;
-  int site_ = 0;
-  bool trainable_ = false;
+  Parameter parameter;
+  int site = 0;
+  bool trainable = false;
+  uint64_t storage = 0;
+  uint32_t version = 0;
 };
 
 enum class Retain : bool { kNo, kYes };
@@ -123,22 +115,22 @@ class Tape {
   // They may share bytes with each other and with a seed: not to be written.
   std::vector<Tensor> backward(const std::vector<Seed>& seeds,
                                ParameterGradients& grads,
-                               Retain retain = Retain::kNo) {
-    return sweep(seeds, grads, Parts::kBoth, retain);
-  }
+                               Retain retain = Retain::kNo,
+                               Parts parts = Parts::kBoth);
   // Seeds a scalar loss with 1.
   std::vector<Tensor> backward(const Tensor& loss, ParameterGradients& grads,
                                Retain retain = Retain::kNo);
   std::vector<Tensor> backward_inputs(const std::vector<Seed>& seeds,
                                       ParameterGradients& grads) {
-    return sweep(seeds, grads, Parts::kInputs, Retain::kNo);
+    return backward(seeds, grads, Retain::kNo, Parts::kInputs);
   }
   void backward_weights(ParameterGradients& grads);
 
   const std::string& name() const { return state_->name; }
   uint64_t id() const { return state_->id; }
   int64_t nodes() const { return state_->live; }
-  // One line per node: op, layer, output shape, saved bytes.
+  // One line per node: op, layer, output shape, saved bytes, hooks that packed
+  // them.
   void print(std::ostream& out) const;
 
   State* state() const { return state_.get(); }
@@ -150,6 +142,8 @@ class Tape {
     // Memory for the tape's lifetime, aligned to 16.
     std::byte* allocate(size_t bytes);
     void free_node(size_t index);
+    // Hooks live as long as a tape that saved through them.
+    void keep(const std::shared_ptr<SavedTensorHooks>& hooks);
 
     const std::string name;
     uint64_t id;
@@ -168,19 +162,21 @@ class Tape {
     // price of a shared counter.
     std::atomic<int64_t> live = 0;
     // Of a replay's tape: inputs by the (tape, slot) they have outside.
-    absl::flat_hash_map<TapePosition, uint32_t> captures;
-    std::vector<std::shared_ptr<SavedTensorHooks>> hooks;  // that saved
+    std::map<TapePosition, uint32_t> captures;
+    std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
     // Saved tensors that no node owns; they end with the tape at the latest.
     std::vector<std::weak_ptr<SavedTensor>> unowned;
   };
 
  private:
-  std::vector<Tensor> sweep(const std::vector<Seed>& seeds,
-                            ParameterGradients& grads, Parts parts,
-                            Retain retain);
-
   std::unique_ptr<State> state_;
 };
+
+namespace internal {
+inline constinit thread_local Tape::State* recording = nullptr;
+// Null where nothing records.
+inline Tape::State* current_tape() { return recording; }
+}  // namespace internal
 
 // Makes `tape` current on this thread; recording is on inside.
 class RecordScope {
@@ -245,32 +241,26 @@ class Backward {
 
 namespace internal {
 
-// Null where nothing records.
-Tape::State* current_tape();
 // Whether an op is recorded; marks its outputs, of which anomaly mode reports
 // the first that is not finite.
-bool begin(const char* name, std::span<const Tensor* const> inputs,
-           std::span<const Parameter* const> parameters,
-           std::span<Tensor* const> outputs);
+bool begin(const char* name, absl::Span<const Tensor* const> inputs,
+           absl::Span<const Parameter* const> parameters,
+           absl::Span<Tensor* const> outputs);
 // Puts a node on the current tape, whose inputs are to be set, and the outputs
 // behind it.
-void finish(Node* node, const char* name, size_t inputs,
-            std::span<Tensor* const> outputs);
+void finish(Node& node, const char* name, size_t inputs,
+            absl::Span<Tensor* const> outputs);
 template <class N>
-N* add_node(const char* name, size_t inputs, std::span<Tensor* const> outputs) {
+N* add_node(const char* name, size_t inputs,
+            absl::Span<Tensor* const> outputs) {
   N* node = new (current_tape()->allocate(sizeof(N))) N;
-  finish(node, name, inputs, outputs);
+  finish(*node, name, inputs, outputs);
   return node;
 }
-// The slot on a tape, through its captures, of a tensor that is used by `op`.
+// The slot of what `op` uses on a tape, through its captures; 0 where it needs
+// no gradient. The tensor is named where it is of another tape.
 uint32_t slot_on(const Tape::State& tape, const TapePosition& at,
-                 const char* op, const Tensor& x = {});
-inline TapePosition position(const Tensor& x) { return {x.tape, x.slot}; }
-inline void set_position(Tensor& x, const TapePosition& at) {
-  x.requires_grad = at.first != 0;
-  x.tape = at.first;
-  x.slot = at.second;
-}
+                 const char* op, const Tensor* x = nullptr);
 
 }  // namespace internal
 
@@ -278,28 +268,16 @@ inline void set_position(Tensor& x, const TapePosition& at) {
 // Outputs must be fresh handles; those with an integer dtype never require
 // grad. Call it after the kernels have run, before the outputs are returned.
 template <class N>
-N* push_many(const char* name, std::span<const Tensor* const> inputs,
-             std::span<Tensor* const> outputs,
-             std::span<const Parameter* const> parameters = {}) {
+N* push(const char* name, absl::Span<const Tensor* const> inputs,
+        absl::Span<Tensor* const> outputs,
+        absl::Span<const Parameter* const> parameters = {}) {
   if (!internal::begin(name, inputs, parameters, outputs)) return nullptr;
   N* node = internal::add_node<N>(name, inputs.size(), outputs);
   const Tape::State& tape = *internal::current_tape();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor& x = *inputs[i];
-    node->input_slots[i] =
-        x.requires_grad
-            ? internal::slot_on(tape, internal::position(x), name, x)
-            : 0;
+    node->input_slots[i] = internal::slot_on(tape, *inputs[i], name, inputs[i]);
   }
   return node;
-}
-template <class N>
-N* push(const char* name, std::initializer_list<const Tensor*> inputs,
-        std::initializer_list<Tensor*> outputs,
-        std::initializer_list<const Parameter*> parameters = {}) {
-  return push_many<N>(name, {inputs.begin(), inputs.size()},
-                      {outputs.begin(), outputs.size()},
-                      {parameters.begin(), parameters.size()});
 }
 
 // Nodes alive in the process, for leak tests.

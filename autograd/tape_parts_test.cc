@@ -240,8 +240,8 @@ TEST(Tape, PrintsANodePerLine) {
   std::ostringstream out;
   tape.print(out);
   EXPECT_EQ(out.str(),
-            "0  weigh  layers.0  [2]  saved 8 bytes\n"
-            "1  times  layers.0  [2]  saved 16 bytes\n");
+            "0  weigh  layers.0  [2]  saved 8 bytes, by none\n"
+            "1  times  layers.0  [2]  saved 16 bytes, by none\n");
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ struct WeighNode : Node {
   void backward_inputs(Backward& b) override {
     if (b.needs(0)) b.add(0, product_of(b.grad(), w.value()));
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor dw = product_of(b.grad(), x.unpack());
     dispatch_float(dw.dtype(), [&]<class T>() {

@@ -103,12 +103,6 @@ Sums& this_thread() {
   return *sums;
 }
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 void add(std::atomic<int64_t>& to, int64_t more) {
   to.store(to.load(std::memory_order_relaxed) + more,
            std::memory_order_relaxed);
@@ -127,6 +121,12 @@ std::string event_text(const TraceEvent& event, int64_t origin_ns, int rank,
 }
 
 }  // namespace
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 std::atomic<ProfileMode> internal::current_profile_mode{ProfileMode::kOff};
 

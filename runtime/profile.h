@@ -21,6 +21,10 @@
 
 namespace tapeline {
 
+// Of the steady clock, from an arbitrary beginning.
+int64_t now_ns();
+inline double now_seconds() { return 1e-9 * static_cast<double>(now_ns()); }
+
 enum class Range : uint8_t {
   // Phases of a run.
   kStep,

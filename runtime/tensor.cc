@@ -40,23 +40,24 @@ Tensor Tensor::full(const Shape& shape, DType dtype, double value, Tag tag) {
   return t;
 }
 
-template <class T>
-Tensor Tensor::from(const std::vector<T>& values, const Shape& shape, Tag tag) {
-  CHECK_EQ(static_cast<int64_t>(values.size()), shape.elements());
-  Tensor t = empty(shape, dtype_of<T>(), tag);
-  const auto out = write<T>(t);
-  if (!t.dry()) std::copy(values.begin(), values.end(), out.view().data);
+Tensor Tensor::copy_of(const void* values, const Shape& shape, DType dtype,
+                       Tag tag) {
+  Tensor t = empty(shape, dtype, tag);
+  dispatch(dtype, [&]<class T>() {
+    const auto out = write<T>(t);
+    if (t.dry()) return;
+    std::copy_n(static_cast<const T*>(values), t.elements(), out.view().data);
+  });
   return t;
 }
 
-template <class T>
-std::vector<T> Tensor::to_vector() const {
-  const auto in = read<T>(*this);
-  std::vector<T> out(static_cast<size_t>(elements()));
-  if (dry()) return out;
-  Device::current().compute().synchronize(storage_->ready());
-  gather<T>(in, out.data());
-  return out;
+void Tensor::copy_to(void* values, DType wanted) const {
+  dispatch(wanted, [&]<class T>() {
+    const auto in = read<T>(*this);
+    if (dry()) return;
+    Device::current().compute().synchronize(storage_->ready());
+    gather<T>(in, static_cast<T*>(values));
+  });
 }
 
 void Tensor::fill(double value) const {
@@ -79,9 +80,7 @@ Tensor Tensor::clone(Tag tag) const {
 
 Tensor Tensor::detach() const {
   Tensor t = *this;
-  t.requires_grad = false;
-  t.slot = 0;
-  t.tape = 0;
+  t.position() = {};
   return t;
 }
 
@@ -133,16 +132,5 @@ std::string describe(const Tensor& tensor) {
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
   return out << describe(tensor);
 }
-
-#define TAPELINE_INSTANTIATE(T)                                              \
-  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&, Tag); \
-  template std::vector<T> Tensor::to_vector<T>() const;
-TAPELINE_INSTANTIATE(float)
-TAPELINE_INSTANTIATE(bf16)
-TAPELINE_INSTANTIATE(double)
-TAPELINE_INSTANTIATE(int32_t)
-TAPELINE_INSTANTIATE(int64_t)
-TAPELINE_INSTANTIATE(uint8_t)
-#undef TAPELINE_INSTANTIATE
 
 }  // namespace tapeline

@@ -20,7 +20,20 @@
 
 namespace tapeline {
 
-class Tensor {
+// Where on a tape a value was made; 0: on no tape.
+struct TapePosition {
+  uint64_t tape = 0;
+  uint32_t slot = 0;
+  bool requires_grad = false;
+  bool operator==(const TapePosition& other) const {
+    return slot == other.slot && tape == other.tape;
+  }
+  bool operator<(const TapePosition& other) const {
+    return tape < other.tape || (tape == other.tape && slot < other.slot);
+  }
+};
+
+class Tensor : public TapePosition {
  public:
   Tensor() = default;
   // Unwritten bytes on the current device.
@@ -35,7 +48,10 @@ class Tensor {
   // A copy of host values; their count must equal the shape's.
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape,
-                     Tag tag = Tag::kActivation);
+                     Tag tag = Tag::kActivation) {
+    CHECK_EQ(static_cast<int64_t>(values.size()), shape.elements());
+    return copy_of(values.data(), shape, dtype_of<T>(), tag);
+  }
 
   explicit operator bool() const { return static_cast<bool>(storage_); }
   const StoragePtr& storage() const { return storage_; }
@@ -64,18 +80,27 @@ class Tensor {
 
   // Waits for the bytes and copies them out, whatever the strides.
   template <class T>
-  std::vector<T> to_vector() const;
+  std::vector<T> to_vector() const {
+    std::vector<T> out(static_cast<size_t>(elements()));
+    copy_to(out.data(), dtype_of<T>());
+    return out;
+  }
   // Overwrites the elements of a contiguous tensor; counts as a write.
   void fill(double value) const;
   void set_zero() const { fill(0); }
   // A contiguous copy on the current device, off the tape.
   Tensor clone(Tag tag = Tag::kActivation) const;
 
-  bool requires_grad = false;
-  uint32_t slot = 0;
-  uint64_t tape = 0;  // 0: on no tape
+  bool operator==(const Tensor&) const = delete;  // of what?
+
+  // Copies carry it.
+  TapePosition& position() { return *this; }
+  const TapePosition& position() const { return *this; }
 
  private:
+  static Tensor copy_of(const void* values, const Shape& shape, DType dtype,
+                        Tag tag);
+  void copy_to(void* values, DType wanted) const;
   bool dry() const { return storage_->device().dry(); }
 
   StoragePtr storage_;

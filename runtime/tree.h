@@ -104,9 +104,12 @@ constexpr std::string_view field_name(std::string_view names, size_t i) {
 
 // A path for who asks for none.
 struct NoPath {};
-inline NoPath join(NoPath, std::string_view) { return {}; }
+NoPath join(NoPath, const auto&) { return {}; }
 inline std::string join(const std::string& path, std::string_view name) {
   return path.empty() ? std::string(name) : path + "." + std::string(name);
+}
+inline std::string join(const std::string& path, int index) {
+  return join(path, std::to_string(index));
 }
 
 // Calls f(path, leaf&) for every leaf; items are numbered from `first` on.
@@ -128,7 +131,7 @@ void walk(T& part, const Path& path, F& f, int first = 0) {
   } else if constexpr (requires { part.items; }) {
     walk(part.items, path, f, part.first);
   } else {
-    for (auto& item : part) walk(item, join(path, std::to_string(first++)), f);
+    for (auto& item : part) walk(item, join(path, first++), f);
   }
 }
 

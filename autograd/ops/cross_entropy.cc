@@ -62,9 +62,9 @@ struct CrossEntropyNode : Node {
       });
     });
     if (b.needs(0)) b.add(0, std::move(dx_TD));
-    if (!w_VD.trainable()) dlogits_TV = Tensor();
+    if (!w_VD.trainable) dlogits_TV = Tensor();
   }
-  bool has_weights() const override { return w_VD.trainable(); }
+  bool has_weights() const override { return w_VD.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor dlogits = std::exchange(dlogits_TV, {});
     const Tensor x = x_TD.unpack();

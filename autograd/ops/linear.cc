@@ -25,7 +25,7 @@ struct LinearNode : Node {
     });
     b.add(0, std::move(dx_TD));
   }
-  bool has_weights() const override { return w_ND.trainable(); }
+  bool has_weights() const override { return w_ND.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy_TN = b.grad();
     dispatch_float(dy_TN.dtype(), [&]<class T>() {
@@ -59,7 +59,7 @@ struct RouterLogitsNode : Node {
     });
     b.add(0, cast(dx_TD, x_dtype));
   }
-  bool has_weights() const override { return w_ED.trainable(); }
+  bool has_weights() const override { return w_ED.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy_TE = b.grad();
     dispatch_float(dy_TE.dtype(), [&]<class A>() {
@@ -102,7 +102,7 @@ struct HeadLinearNode : Node {
     });
     b.add(0, std::move(dx));
   }
-  bool has_weights() const override { return w.trainable(); }
+  bool has_weights() const override { return w.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor dy_H = b.grad().transpose(0, 1);
     const Tensor x_H = x_THA.unpack().transpose(0, 1);

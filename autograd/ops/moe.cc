@@ -84,7 +84,7 @@ struct GroupedLinearNode : Node {
     });
     b.add(0, std::move(dx_RD));
   }
-  bool has_weights() const override { return w_EFD.trainable(); }
+  bool has_weights() const override { return w_EFD.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy_RF = b.grad();
     dispatch_float(dy_RF.dtype(), [&]<class T>() {

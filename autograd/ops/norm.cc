@@ -31,7 +31,7 @@ struct RmsNormNode : Node {
     });
     b.add(0, std::move(dx));
   }
-  bool has_weights() const override { return w_D.trainable(); }
+  bool has_weights() const override { return w_D.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy = b.grad();
     dispatch_float(dy.dtype(), [&]<class T>() {
@@ -61,7 +61,7 @@ struct LayerNormNode : Node {
     });
     b.add(0, std::move(dx));
   }
-  bool has_weights() const override { return w_D.trainable(); }
+  bool has_weights() const override { return w_D.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy = b.grad();
     dispatch_float(dy.dtype(), [&]<class T>() {

@@ -1,7 +1,7 @@
-#include <array>
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "autograd/ops.h"
 #include "autograd/ops/op.h"
 #include "autograd/shape_rules.h"
@@ -97,7 +97,7 @@ std::vector<Tensor> split(const Tensor& x, const std::vector<int64_t>& sizes) {
   CHECK_EQ(begin, x.size(-1)) << "[split] sizes do not add up for " << x;
   std::vector<Tensor*> outputs;
   for (Tensor& part : parts) outputs.push_back(&part);
-  if (auto* n = push_many<SplitNode>("split", std::array{&x}, outputs)) {
+  if (auto* n = push<SplitNode>("split", {&x}, absl::MakeSpan(outputs))) {
     n->shape = x.shape();
     n->dtype = x.dtype();
     n->sizes = sizes;
@@ -124,7 +124,7 @@ Tensor concat(const std::vector<Tensor>& parts) {
   }
   std::vector<const Tensor*> inputs;
   for (const Tensor& part : parts) inputs.push_back(&part);
-  if (auto* n = push_many<ConcatNode>("concat", inputs, std::array{&y})) {
+  if (auto* n = push<ConcatNode>("concat", inputs, {&y})) {
     for (const Tensor& part : parts) n->sizes.push_back(part.size(-1));
   }
   return y;

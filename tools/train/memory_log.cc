@@ -1,7 +1,6 @@
 #include "tools/train/memory_log.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,15 +8,10 @@
 #include "autograd/checkpoint.h"
 #include "autograd/mode.h"
 #include "autograd/tape.h"
+#include "runtime/profile.h"
 
 namespace tapeline {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::string pass() {
   if (phase() == Phase::kReplay) return "replay";
@@ -53,7 +47,7 @@ Json to_json(const MemoryPart& part) {
 }
 
 MemoryLog::MemoryLog(Device& device, bool lines)
-    : device_(device), lines_(lines), start_(now()) {
+    : device_(device), lines_(lines), start_(now_seconds()) {
   const PoolStats stats = device.pool().stats();
   live_ = stats.live;
   live_by_tag_ = stats.live_bytes;
@@ -129,7 +123,7 @@ void MemoryLog::see(MemoryEvent event, const Block& block) {
 }
 
 void MemoryLog::add_line(MemoryEvent event, const Block& block) {
-  const int64_t micros = static_cast<int64_t>(1e6 * (now() - start_));
+  const int64_t micros = static_cast<int64_t>(1e6 * (now_seconds() - start_));
   Json line;
   line["us"] = micros;
   line["event"] = std::string(name_of(event));

@@ -10,6 +10,13 @@
 
 namespace tapeline {
 
+// By global layer: windows from the first on whose copies, one after the other,
+// end before the forward pass does. seconds[i] is when window i closes, the
+// last one's is the end.
+std::vector<bool> layers_that_hide(const std::vector<PlannedWindow>& windows,
+                                   const std::vector<double>& seconds,
+                                   double bytes_per_second);
+
 class OffloadTiming {
  public:
   void add(const OffloadGraph& graph);
