@@ -26,6 +26,8 @@ struct Launch {
   Stream* stream;
   ThreadPool* threads;
   bool dry = false;  // there are no bytes: every kernel returns at once
+
+  bool on_cuda() const { return stream->native() != nullptr; }
 };
 
 inline Launch launch() {

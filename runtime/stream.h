@@ -33,6 +33,8 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   const std::string& name() const { return name_; }
+  // The cudaStream_t of a CUDA stream; null for any other.
+  virtual void* native() const { return nullptr; }
 
   // Declares that work queued from now on reads or writes the bytes; for a
   // stream that checks orders (fake_device.h).

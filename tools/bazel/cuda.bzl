@@ -32,6 +32,8 @@ _NVCC_FLAGS = _ARCH_FLAGS + [
     # nvcc's host stubs trip these two without a fault of ours.
     "-Xcompiler=-Wno-unused-function",
     "-diag-suppress=20012",
+    # A conversion of View<const T> to itself is never called.
+    "-diag-suppress=554",
 ]
 
 def _nvcc_objects_impl(ctx):
