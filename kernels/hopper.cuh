@@ -476,30 +476,30 @@ __device__ void wgmma(float (&acc)[N / 2], uint32_t a0, uint32_t a1,
   ", " TAPELINE_8(8, 9, 10, 11, 12, 13, 14, 15) ", " TAPELINE_8(              \
       16, 17, 18, 19, 20, 21, 22, 23) ", " TAPELINE_8(24, 25, 26, 27, 28, 29, \
                                                       30, 31)
-#define TAPELINE_R48                                                   \
-  TAPELINE_R32                                                         \
-      ", " TAPELINE_8(32, 33, 34, 35, 36, 37, 38, 39) ", " TAPELINE_8( \
-          40, 41, 42, 43, 44, 45, 46, 47)
-#define TAPELINE_R64                                                   \
-  TAPELINE_R48                                                         \
-      ", " TAPELINE_8(48, 49, 50, 51, 52, 53, 54, 55) ", " TAPELINE_8( \
-          56, 57, 58, 59, 60, 61, 62, 63)
-#define TAPELINE_R80                                                   \
-  TAPELINE_R64                                                         \
-      ", " TAPELINE_8(64, 65, 66, 67, 68, 69, 70, 71) ", " TAPELINE_8( \
-          72, 73, 74, 75, 76, 77, 78, 79)
-#define TAPELINE_R96                                                   \
-  TAPELINE_R80                                                         \
-      ", " TAPELINE_8(80, 81, 82, 83, 84, 85, 86, 87) ", " TAPELINE_8( \
-          88, 89, 90, 91, 92, 93, 94, 95)
-#define TAPELINE_R112                                                      \
-  TAPELINE_R96                                                             \
-      ", " TAPELINE_8(96, 97, 98, 99, 100, 101, 102, 103) ", " TAPELINE_8( \
-          104, 105, 106, 107, 108, 109, 110, 111)
-#define TAPELINE_R128                                                          \
-  TAPELINE_R112                                                                \
-      ", " TAPELINE_8(112, 113, 114, 115, 116, 117, 118, 119) ", " TAPELINE_8( \
-          120, 121, 122, 123, 124, 125, 126, 127)
+#define TAPELINE_R48                                               \
+  TAPELINE_R32                                                     \
+  ", " TAPELINE_8(32, 33, 34, 35, 36, 37, 38, 39) ", " TAPELINE_8( \
+      40, 41, 42, 43, 44, 45, 46, 47)
+#define TAPELINE_R64                                               \
+  TAPELINE_R48                                                     \
+  ", " TAPELINE_8(48, 49, 50, 51, 52, 53, 54, 55) ", " TAPELINE_8( \
+      56, 57, 58, 59, 60, 61, 62, 63)
+#define TAPELINE_R80                                               \
+  TAPELINE_R64                                                     \
+  ", " TAPELINE_8(64, 65, 66, 67, 68, 69, 70, 71) ", " TAPELINE_8( \
+      72, 73, 74, 75, 76, 77, 78, 79)
+#define TAPELINE_R96                                               \
+  TAPELINE_R80                                                     \
+  ", " TAPELINE_8(80, 81, 82, 83, 84, 85, 86, 87) ", " TAPELINE_8( \
+      88, 89, 90, 91, 92, 93, 94, 95)
+#define TAPELINE_R112                                                  \
+  TAPELINE_R96                                                         \
+  ", " TAPELINE_8(96, 97, 98, 99, 100, 101, 102, 103) ", " TAPELINE_8( \
+      104, 105, 106, 107, 108, 109, 110, 111)
+#define TAPELINE_R128                                                      \
+  TAPELINE_R112                                                            \
+  ", " TAPELINE_8(112, 113, 114, 115, 116, 117, 118, 119) ", " TAPELINE_8( \
+      120, 121, 122, 123, 124, 125, 126, 127)
 
 #define TAPELINE_F8(i)                                                \
   "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3]), \
