@@ -222,13 +222,15 @@ struct Barrier {
         "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this))
         : "memory");
   }
-  // On the same barrier of another block of the cluster.
+  // On the same barrier of another block of the cluster: says that this thread
+  // has finished reading, and publishes no writes. (With .release.cluster each
+  // arrival would wait for all of the SM's memory traffic, a fence per slot.)
   __device__ void arrive_at(uint32_t rank) {
     asm volatile(
         "{\n\t"
         ".reg .b32 there;\n\t"
         "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n\t"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t"
         "}" ::"r"(shared_address(this)),
         "r"(rank)
         : "memory");
@@ -246,21 +248,6 @@ struct Barrier {
         ".reg .pred done;\n\t"
         "again:\n\t"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-        "@done bra.uni ready;\n\t"
-        "bra.uni again;\n\t"
-        "ready:\n\t"
-        "}" ::"r"(shared_address(this)),
-        "r"(parity)
-        : "memory");
-  }
-  // The same where arrivals come from other blocks of the cluster.
-  __device__ void wait_cluster(uint32_t parity) {
-    asm volatile(
-        "{\n\t"
-        ".reg .pred done;\n\t"
-        "again:\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], "
-        "%1;\n\t"
         "@done bra.uni ready;\n\t"
         "bra.uni again;\n\t"
         "ready:\n\t"
@@ -295,6 +282,11 @@ struct Ring {
       slot = 0;
       phase ^= 1;
     }
+  }
+  __device__ void skip(int slots) {
+    slot += slots;
+    phase ^= slot / kStages & 1;
+    slot %= kStages;
   }
 };
 

@@ -12,7 +12,13 @@ template <Pass kPass>
 void run(const GroupedMatmulPath& path, const GroupedMatmulArguments& x,
          cudaStream_t stream) {
   CHECK(path.wgmma) << "[grouped_matmul] outside the tensor cores' envelope";
-  launch<Config<kPass, 256, 4, 1, 8>>(x, stream);
+  if (path.columns == 256) {
+    return launch<Config<kPass, 256, 4>>(x, path.group, stream);
+  }
+  if constexpr (kPass == Pass::kWgrad) {
+    CHECK_EQ(path.columns, 128) << "[grouped_matmul] " << path;
+    launch<Config<kPass, 128, 6>>(x, path.group, stream);
+  }
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 //
 // Every block walks the experts' offsets and takes each gridDim-th tile, so no
 // row count ever reaches the host. One thread loads tiles of A and B by TMA
-// into a ring; two warpgroups multiply, each 64 of a tile's 128 rows.
+// into a ring; two warpgroups multiply. Either each takes 64 of a tile's 128
+// rows, or they take turns at whole tiles, so that one stores while the other
+// multiplies.
 // Rows need no padding: a load may run into the next expert's rows (or be
 // zero-filled past the last), which fills accumulator rows that are not stored.
 // Where rows are summed over (wgrad) what lies behind the expert's last row is
@@ -19,13 +21,6 @@
 #include "kernels/hopper.cuh"
 
 namespace tapeline::cuda {
-
-// How the sums reach dw; each element of dw has one writer.
-enum class WgradStore {
-  kTmaAdd,   // through shared memory, added by the copy engine
-  kRed,      // red.add from registers
-  kLoadAdd,  // read, add, write
-};
 
 struct GroupedMatmulArguments {
   const void* a;                         // x, dy, dy
@@ -48,8 +43,8 @@ constexpr int kPanelBytes = 64 * kPanelRowBytes;
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 
-template <GroupedMatmulPass pass, int bn, int stages, int cluster, int group,
-          WgradStore store = WgradStore::kTmaAdd>
+template <GroupedMatmulPass pass, int bn, int stages, int cluster = 1,
+          bool turns = false>
 struct Config {
   static constexpr GroupedMatmulPass kPass = pass;
   static constexpr bool kWgrad = pass == GroupedMatmulPass::kWgrad;
@@ -57,9 +52,10 @@ struct Config {
   static constexpr int kStages = stages;
   // Blocks that take tiles one below the other and share B by multicast.
   static constexpr int kCluster = cluster;
-  // Tiles of one column strip that run side by side, to share B in L2.
-  static constexpr int kGroup = group;
-  static constexpr WgradStore kStore = store;
+  // Whether warpgroups take turns at tiles.
+  static constexpr bool kTurns = turns;
+  // Of 64 rows, of a warpgroup.
+  static constexpr int kHalves = turns ? 2 : 1;
 
   static constexpr Major kAMajor = kWgrad ? kMajorMN : kMajorK;
   static constexpr Major kBMajor =
@@ -68,14 +64,13 @@ struct Config {
   static constexpr int kBBytes = kBn * kBk * 2;
   static constexpr int kSlotBytes = kABytes + kBBytes;
   static constexpr int kRingBytes = kStages * kSlotBytes;
-  static constexpr bool kStaged = !kWgrad || store == WgradStore::kTmaAdd;
   // Two panels a warpgroup: one is written while the other is being read.
-  static constexpr int kStagingBytes =
-      kStaged ? kConsumers * 2 * kPanelBytes : 0;
+  static constexpr int kStagingBytes = kConsumers * 2 * kPanelBytes;
   static constexpr int kSharedBytes =
-      kRingBytes + kStagingBytes + 2 * kStages * int{sizeof(Barrier)};
+      kRingBytes + kStagingBytes +
+      (2 * kStages + kConsumers) * int{sizeof(Barrier)};
   static_assert(kSharedBytes <= 227 * 1024);
-  static_assert(kBn % 64 == 0 && kBn <= 256);
+  static_assert(kBn % 64 == 0 && kHalves * kBn <= 256);
 };
 
 struct Problem {
@@ -84,6 +79,7 @@ struct Problem {
   int m;  // rows of dw[e]; unused elsewhere
   int n;  // columns of C
   int k;  // length of the sum; rows of e in wgrad
+  int group;
   void* c;
   int64_t c_stride, c_expert;
 };
@@ -95,8 +91,9 @@ struct Tile {
 };
 
 // The tiles of all experts in order, every `step`-th from `first`. Within an
-// expert, kGroup tiles below each other, then the next column strip.
-template <int kM, int kN, int kGroup, bool kWgrad>
+// expert, up to p.group tiles below each other, which share B in L2, then the
+// next column strip; the groups of one expert are about equally high.
+template <int kM, int kN, bool kWgrad>
 class Tiles {
  public:
   __device__ Tiles(const Problem& p, int first, int step)
@@ -111,14 +108,16 @@ class Tiles {
       end_ = __ldg(p_.offsets + expert_ + 1);
       const int m = kWgrad ? (end_ > begin_ ? p_.m : 0) : end_ - begin_;
       m_tiles_ = (m + kM - 1) / kM;
+      const int groups = max((m_tiles_ + p_.group - 1) / p_.group, 1);
+      group_ = (m_tiles_ + groups - 1) / groups;
     }
     const int i = at_ - base_;
     at_ += step_;
-    const int group = i / (kGroup * n_tiles_);
-    const int within = i - group * (kGroup * n_tiles_);
-    const int high = min(kGroup, m_tiles_ - group * kGroup);
+    const int group = i / (group_ * n_tiles_);
+    const int within = i - group * (group_ * n_tiles_);
+    const int high = min(group_, m_tiles_ - group * group_);
     const int n = within / high;
-    tile = {expert_, begin_, end_, (group * kGroup + within - n * high) * kM,
+    tile = {expert_, begin_, end_, (group * group_ + within - n * high) * kM,
             n * kN};
     return true;
   }
@@ -126,12 +125,12 @@ class Tiles {
  private:
   const Problem& p_;
   int at_, step_;
-  int n_tiles_, m_tiles_ = 0, base_ = 0;
+  int n_tiles_, m_tiles_ = 0, group_ = 1, base_ = 0;
   int expert_ = -1, begin_ = 0, end_;
 };
 
 template <class C>
-using TilesOf = Tiles<C::kCluster * kBm, C::kBn, C::kGroup, C::kWgrad>;
+using TilesOf = Tiles<C::kCluster * kBm, C::kBn, C::kWgrad>;
 
 template <class C>
 __device__ int blocks_of_k(const Problem& p, const Tile& t) {
@@ -157,11 +156,7 @@ __device__ void produce(const CUtensorMap& a_map, const CUtensorMap& b_map,
       const uint32_t a = slots + ring.slot * C::kSlotBytes;
       const uint32_t b = a + C::kABytes;
       Barrier& ready = full[ring.slot];
-      if constexpr (C::kCluster == 1) {
-        empty[ring.slot].wait(ring.parity() ^ 1);
-      } else {
-        empty[ring.slot].wait_cluster(ring.parity() ^ 1);
-      }
+      empty[ring.slot].wait(ring.parity() ^ 1);
       ready.arrive_expect(bytes);
       const auto load_b = [&](int offset, auto... at) {
         if constexpr (C::kCluster == 1) {
@@ -205,15 +200,19 @@ __device__ void produce(const CUtensorMap& a_map, const CUtensorMap& b_map,
 // Two warpgroups: the sums of one tile after the other.
 template <class C>
 struct Consumer {
+  using Sums = float[C::kHalves][C::kBn / 2];
+
   const Problem& p;
   const CUtensorMap& c_map;
   uint32_t slots;    // of the ring
   uint32_t staging;  // two panels of this warpgroup
   Barrier* full;
   Barrier* empty;
+  Barrier* turns;  // of each warpgroup
   int rank;
   Ring<C::kStages> ring = {};
-  uint32_t turn = 0;  // of the two panels
+  uint32_t panel = 0;  // of the two
+  uint32_t taken = 0;  // turns
 
   __device__ int warpgroup() const { return threadIdx.x / 128; }
   __device__ int thread() const { return threadIdx.x % 128; }
@@ -231,69 +230,96 @@ struct Consumer {
     }
   }
 
-  __device__ uint64_t a_descriptor(int slot) const {
-    return matrix_descriptor<C::kAMajor>(
-        slots + slot * C::kSlotBytes + warpgroup() * kPanelBytes, kPanelBytes);
-  }
-  __device__ uint64_t b_descriptor(int slot) const {
-    return matrix_descriptor<C::kBMajor>(
-        slots + slot * C::kSlotBytes + C::kABytes, kPanelBytes);
-  }
-  __device__ void multiply(float (&acc)[C::kBn / 2], int slot, int step) const {
+  __device__ void multiply(float (&acc)[C::kBn / 2], int slot, int half,
+                           int step) const {
+    const uint32_t at = slots + slot * C::kSlotBytes;
+    const uint64_t a =
+        matrix_descriptor<C::kAMajor>(at + half * kPanelBytes, kPanelBytes);
+    const uint64_t b =
+        matrix_descriptor<C::kBMajor>(at + C::kABytes, kPanelBytes);
     wgmma<C::kBn, C::kAMajor, C::kBMajor>(
-        acc, a_descriptor(slot) + step * kDescriptorStep<C::kAMajor>,
-        b_descriptor(slot) + step * kDescriptorStep<C::kBMajor>);
+        acc, a + step * kDescriptorStep<C::kAMajor>,
+        b + step * kDescriptorStep<C::kBMajor>);
   }
 
   // Sums over `blocks` blocks of k, of whose last only `tail` rows belong to
-  // the expert (wgrad; 0: all). One block's multiplies are still running when
-  // the next one's are issued, so a slot is released one later.
-  __device__ void sum(float (&acc)[C::kBn / 2], int blocks, int tail) {
+  // the expert (wgrad; 0: all), for the first kHalves. One block's multiplies
+  // are still running when the next one's are issued, so a slot is released one
+  // later.
+  template <int kHalves>
+  __device__ void sum(Sums& acc, int blocks, int tail) {
+    const int first = C::kTurns ? 0 : warpgroup();
+    const auto pin = [&] {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) wgmma_pin(acc[half]);
+    };
     int last = -1;
     for (int block = 0; block < blocks; ++block) {
       full[ring.slot].wait(ring.parity());
       if constexpr (C::kWgrad) {
         if (tail > 0 && block == blocks - 1) drop_rows(ring.slot, tail);
       }
-      wgmma_pin(acc);
+      pin();
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kBk / 16; ++step) {
-        multiply(acc, ring.slot, step);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          multiply(acc[half], ring.slot, first + half, step);
+        }
       }
       wgmma_commit();
-      wgmma_pin(acc);
+      pin();
       wgmma_wait<1>();
       if (block > 0) release(last);
       last = ring.slot;
       ring.next();
     }
+    end_turn();
     wgmma_wait<0>();
-    wgmma_pin(acc);
+    pin();
     if (blocks > 0) release(last);
+  }
+
+  // A warpgroup waits for a tile's slots only once the other has seen all of
+  // those before filled, since a parity tells no more than two rounds apart.
+  __device__ void take_turn() {
+    if constexpr (C::kTurns) {
+      turns[warpgroup()].wait((taken++ & 1) ^ (warpgroup() == 0 ? 1 : 0));
+    }
+  }
+  __device__ void end_turn() {
+    if constexpr (C::kTurns) {
+      if (leads()) turns[warpgroup() ^ 1].arrive();
+    }
   }
 
   // Zeroes all but the first `rows` rows of k in both operands.
   __device__ void drop_rows(int slot, int rows) const {
     constexpr int kPanels = C::kSlotBytes / kPanelBytes;
+    constexpr int kAll = C::kTurns ? 128 : kConsumers * 128;
     const int pieces = (kBk - rows) * (kPanelRowBytes / 16);
     const uint32_t from = slots + slot * C::kSlotBytes + rows * kPanelRowBytes;
-    for (int i = threadIdx.x; i < pieces; i += kConsumers * 128) {
+    for (int i = threadIdx.x % kAll; i < pieces; i += kAll) {
 #pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        store_shared(from + panel * kPanelBytes + i * 16, uint4{0, 0, 0, 0});
+      for (int of = 0; of < kPanels; ++of) {
+        store_shared(from + of * kPanelBytes + i * 16, uint4{0, 0, 0, 0});
       }
     }
     fence_async();
-    named_barrier_sync(1 + kConsumers, kConsumers * 128);
+    if constexpr (C::kTurns) {
+      sync();
+    } else {
+      named_barrier_sync(1 + kConsumers, kAll);
+    }
   }
 
   // The panel to write next, once its last store has read it.
   __device__ uint32_t take_panel() {
     if (leads()) wait_stores_read<1>();
     sync();
-    turn ^= 1;
-    return staging + turn * kPanelBytes;
+    panel ^= 1;
+    return staging + panel * kPanelBytes;
   }
 
   // 64 rows of y or dx, 64 columns at a time through a panel; `rows` of them
@@ -305,12 +331,12 @@ struct Consumer {
     for (int part = 0; part < C::kBn / 64; ++part) {
       const int column = t.n + part * 64;
       if (column < p.n) {
-        const uint32_t panel = take_panel();
+        const uint32_t to = take_panel();
         const int r = 16 * warp() + l % 16;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
           const float* v = acc + (part * 8 + j) * 4;
-          store_matrices(panel + panel_offset(r, j + l / 16),
+          store_matrices(to + panel_offset(r, j + l / 16),
                          pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                          pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
         }
@@ -318,7 +344,7 @@ struct Consumer {
         sync();
         if (rows >= 64) {
           if (leads()) {
-            tma_store(c_map, panel, column, static_cast<int>(row));
+            tma_store(c_map, to, column, static_cast<int>(row));
           }
         } else {
           bf16* c = static_cast<bf16*>(p.c) + row * p.c_stride + column;
@@ -327,7 +353,7 @@ struct Consumer {
             const int at = (i + thread()) / 8, piece = thread() % 8;
             if (at < rows && column + piece * 8 < p.n) {
               *reinterpret_cast<uint4*>(c + at * p.c_stride + piece * 8) =
-                  load_shared(panel + panel_offset(at, piece));
+                  load_shared(to + panel_offset(at, piece));
             }
           }
         }
@@ -346,7 +372,7 @@ struct Consumer {
     for (int part = 0; part < C::kBn / 32; ++part) {
       const int column = t.n + part * 32;
       if (column < p.n) {
-        const uint32_t panel = take_panel();
+        const uint32_t to = take_panel();
         const int r = 16 * warp() + g;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -358,102 +384,72 @@ struct Consumer {
           for (int step = 0; step < 2; ++step) {
             const bool second = (step == 1) != odd;
             const int piece = 2 * (j + (second ? 2 : 0)) + c / 2;
-            const uint32_t to = panel + panel_offset(r, piece) + c % 2 * 8;
-            store_shared(to, second ? w[0] : v[0], second ? w[1] : v[1]);
-            store_shared(to + 8 * kPanelRowBytes, second ? w[2] : v[2],
+            const uint32_t at = to + panel_offset(r, piece) + c % 2 * 8;
+            store_shared(at, second ? w[0] : v[0], second ? w[1] : v[1]);
+            store_shared(at + 8 * kPanelRowBytes, second ? w[2] : v[2],
                          second ? w[3] : v[3]);
           }
         }
         fence_async();
         sync();
         if (leads()) {
-          if (row < p.m) tma_add(c_map, panel, column, row, t.expert);
+          if (row < p.m) tma_add(c_map, to, column, row, t.expert);
           commit_stores();
         }
       }
     }
   }
 
-  // The same from registers: neighbouring lanes exchange, so that each has four
-  // columns of one row.
-  __device__ void add_from_registers(const float (&acc)[C::kBn / 2],
-                                     const Tile& t, int row) {
-    const bool odd = lane() & 1;
-    const int r = row + 16 * warp() + lane() / 4 + (odd ? 8 : 0);
-    const int first = t.n + lane() % 4 / 2 * 4;
-    float* c = static_cast<float*>(p.c) + t.expert * p.c_expert +
-               r * p.c_stride + first;
-    constexpr int kBatch = 8;
+  // What this warpgroup has of a tile.
+  __device__ void run(const Tile& t) {
+    const int blocks = blocks_of_k<C>(p, t);
+    const int m = t.m + rank * kBm + (C::kTurns ? 0 : warpgroup() * 64);
+    const int rows = t.end - t.begin;
+    Sums acc;
 #pragma unroll
-    for (int part = 0; part < C::kBn / 8; part += kBatch) {
-      float4 sums[kBatch];
+    for (auto& half : acc) {
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if constexpr (C::kStore == WgradStore::kLoadAdd) {
-          const int j = part + i;
-          if (r < p.m && first + j * 8 < p.n) {
-            sums[i] = *reinterpret_cast<const float4*>(c + j * 8);
-          }
-        }
+      for (float& x : half) x = 0;
+    }
+    if constexpr (C::kWgrad) {
+      sum<C::kHalves>(acc, blocks, rows % kBk);
+#pragma unroll
+      for (int half = 0; half < C::kHalves; ++half) {
+        add_by_tma(acc[half], t, m + half * 64);
       }
+    } else if (m >= rows) {
+      // The cluster's other block shares the slots.
+      for (int block = 0; block < blocks; ++block) {
+        full[ring.slot].wait(ring.parity());
+        release(ring.slot);
+        ring.next();
+      }
+      end_turn();
+    } else if (C::kHalves == 1 || m + 64 >= rows) {
+      sum<1>(acc, blocks, 0);
+      store_rows(acc[0], t, static_cast<int64_t>(t.begin) + m, rows - m);
+    } else {
+      sum<C::kHalves>(acc, blocks, 0);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int j = part + i;
-        const float* v = acc + j * 4;
-        const float x = __shfl_xor_sync(~0u, odd ? v[0] : v[2], 1);
-        const float y = __shfl_xor_sync(~0u, odd ? v[1] : v[3], 1);
-        const float4 q =
-            odd ? float4{x, y, v[2], v[3]} : float4{v[0], v[1], x, y};
-        if (r < p.m && first + j * 8 < p.n) {
-          if constexpr (C::kStore == WgradStore::kLoadAdd) {
-            *reinterpret_cast<float4*>(c + j * 8) =
-                float4{sums[i].x + q.x, sums[i].y + q.y, sums[i].z + q.z,
-                       sums[i].w + q.w};
-          } else {
-            asm volatile(
-                "red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, "
-                "%4};" ::"l"(c + j * 8),
-                "f"(q.x), "f"(q.y), "f"(q.z), "f"(q.w)
-                : "memory");
-          }
-        }
+      for (int half = 0; half < C::kHalves; ++half) {
+        const int at = m + half * 64;
+        store_rows(acc[half], t, static_cast<int64_t>(t.begin) + at, rows - at);
       }
     }
   }
 
   __device__ void run(TilesOf<C> tiles) {
     Tile t;
-    while (tiles.next(t)) {
-      const int m = t.m + rank * kBm + warpgroup() * 64;
-      const int rows = t.end - t.begin;
-      float acc[C::kBn / 2];
-      if constexpr (C::kWgrad) {
-#pragma unroll
-        for (float& x : acc) x = 0;
-        sum(acc, blocks_of_k<C>(p, t), rows % kBk);
-        if constexpr (C::kStore == WgradStore::kTmaAdd) {
-          add_by_tma(acc, t, m);
-        } else {
-          add_from_registers(acc, t, m);
-        }
+    for (int i = 0; tiles.next(t); ++i) {
+      if (C::kTurns && i % kConsumers != warpgroup()) {
+        ring.skip(blocks_of_k<C>(p, t));
       } else {
-        const int blocks = blocks_of_k<C>(p, t);
-        if (m < rows) {
-#pragma unroll
-          for (float& x : acc) x = 0;
-          sum(acc, blocks, 0);
-          store_rows(acc, t, static_cast<int64_t>(t.begin) + m, rows - m);
-        } else {
-          for (int block = 0; block < blocks; ++block) {
-            full[ring.slot].wait(ring.parity());
-            release(ring.slot);
-            ring.next();
-          }
-        }
+        take_turn();
+        run(t);
       }
     }
     // Shared memory outlives the stores that read it.
-    if (C::kStaged && leads()) wait_stores_read<0>();
+    if (leads()) wait_stores_read<0>();
   }
 };
 
@@ -469,17 +465,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   Barrier* const full =
       reinterpret_cast<Barrier*>(shared + C::kRingBytes + C::kStagingBytes);
   Barrier* const empty = full + C::kStages;
+  Barrier* const turns = empty + C::kStages;
   const int rank = C::kCluster == 1 ? 0 : static_cast<int>(cluster_rank());
   const int warpgroup = threadIdx.x / 128;
 
   if (threadIdx.x == 0) {
     prefetch_map(a_map);
     prefetch_map(b_map);
-    if (C::kStaged) prefetch_map(c_map);
+    prefetch_map(c_map);
     for (int i = 0; i < C::kStages; ++i) {
       full[i].init(1);
-      empty[i].init(C::kCluster * kConsumers * 128 / kWarp);
+      // By each warp that reads the slot.
+      empty[i].init(C::kCluster * 128 / kWarp * (C::kTurns ? 1 : kConsumers));
     }
+    for (int i = 0; i < kConsumers; ++i) turns[i].init(1);
     fence_barriers();
   }
   if constexpr (C::kCluster == 1) {
@@ -499,7 +498,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     take_registers<kConsumerRegisters>();
     Consumer<C> consumer{
         p,    c_map, slots, staging + warpgroup * 2 * kPanelBytes,
-        full, empty, rank};
+        full, empty, turns, rank};
     consumer.run(tiles);
     __syncwarp();
   }
@@ -507,8 +506,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (C::kCluster > 1) cluster_sync();
 }
 
+// `group`: most tiles (of a whole cluster) in a group.
 template <class C>
-void launch(const GroupedMatmulArguments& x, cudaStream_t stream) {
+void launch(const GroupedMatmulArguments& x, int group, cudaStream_t stream) {
   constexpr CUtensorMapDataType kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   constexpr bool kForward = C::kPass == GroupedMatmulPass::kForward;
   const int64_t m = C::kWgrad ? x.f : x.rows;
@@ -533,6 +533,7 @@ void launch(const GroupedMatmulArguments& x, cudaStream_t stream) {
                   static_cast<int>(x.f),
                   static_cast<int>(n),
                   static_cast<int>(k),
+                  group,
                   x.c,
                   x.c_stride,
                   x.c_expert};
