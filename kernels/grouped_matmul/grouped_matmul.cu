@@ -1,7 +1,9 @@
 // Plain: 64 x 64 tiles in Accumulator<T>, right at any size. A tile of rows
-// belongs to one expert, so nothing is padded.
+// belongs to one expert, so nothing is padded. The path says which calls go to
+// grouped_matmul_wgmma.cu instead.
 #include "kernels/cuda_tile.cuh"
 #include "kernels/grouped_matmul/grouped_matmul_cuda.h"
+#include "kernels/grouped_matmul/grouped_matmul_fast.h"
 
 namespace tapeline::cuda {
 namespace {
@@ -120,6 +122,11 @@ void launch_rows(const char* op, Launch l, const View<const T>& x,
 template <class T>
 void grouped_matmul_forward(Launch l, View<const T> x_RD, View<const T> w_EFD,
                             View<const int32_t> offsets, View<T> y_RF) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (grouped_matmul_forward_path(x_RD, w_EFD, y_RF).wgmma) {
+      return grouped_matmul_forward_wgmma(l, x_RD, w_EFD, offsets, y_RF);
+    }
+  }
   const Shape& steps = w_EFD.strides;
   launch_rows<T>("grouped_matmul_forward", l, x_RD, w_EFD.size(0),
                  {w_EFD.data, steps[0], steps[1], steps[2]}, offsets, y_RF);
@@ -128,6 +135,11 @@ void grouped_matmul_forward(Launch l, View<const T> x_RD, View<const T> w_EFD,
 template <class T>
 void grouped_matmul_dgrad(Launch l, View<const T> dy_RF, View<const T> w_EFD,
                           View<const int32_t> offsets, View<T> dx_RD) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (grouped_matmul_dgrad_path(dy_RF, w_EFD, dx_RD).wgmma) {
+      return grouped_matmul_dgrad_wgmma(l, dy_RF, w_EFD, offsets, dx_RD);
+    }
+  }
   const Shape& steps = w_EFD.strides;
   launch_rows<T>("grouped_matmul_dgrad", l, dy_RF, w_EFD.size(0),
                  {w_EFD.data, steps[0], steps[2], steps[1]}, offsets, dx_RD);
@@ -136,6 +148,11 @@ void grouped_matmul_dgrad(Launch l, View<const T> dy_RF, View<const T> w_EFD,
 template <class T, class G>
 void grouped_matmul_wgrad(Launch l, View<const T> dy_RF, View<const T> x_RD,
                           View<const int32_t> offsets, View<G> dw_EFD) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (grouped_matmul_wgrad_path(dy_RF, x_RD, dw_EFD).wgmma) {
+      return grouped_matmul_wgrad_wgmma(l, dy_RF, x_RD, offsets, dw_EFD);
+    }
+  }
   const int64_t blocks = dw_EFD.size(0) * ceil_div(dw_EFD.size(1), kTile) *
                          ceil_div(dw_EFD.size(2), kTile);
   if (blocks == 0) return;

@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/grouped_matmul/grouped_matmul_cases.h"
+#include "kernels/grouped_matmul/grouped_matmul_fast.h"
 #include "tests/support/buffer.h"
 #include "tests/support/close.h"
 #include "tests/support/threads.h"
@@ -128,6 +129,22 @@ TYPED_TEST(GroupedMatmul, WgradAddsEachExpertsRows) {
       }
     }
   }
+}
+
+// That is, on CUDA both kernels meet the cases above.
+TEST(GroupedMatmulCases, TakeEitherPath) {
+  int plain = 0, wgmma = 0;
+  for (const GroupedMatmulCase& c : grouped_matmul_cases()) {
+    Problem<bf16> p(c);
+    for (const GroupedMatmulPath& path :
+         {grouped_matmul_forward_path(p.x.in(), p.w.in(), p.y.view()),
+          grouped_matmul_dgrad_path(p.dy.in(), p.w.in(), p.dx.view()),
+          grouped_matmul_wgrad_path(p.dy.in(), p.x.in(), p.dw.view())}) {
+      ++(path.wgmma ? wgmma : plain);
+    }
+  }
+  EXPECT_GE(plain, 3);
+  EXPECT_GE(wgmma, 3 * 8);
 }
 
 TYPED_TEST(GroupedMatmul, BitsDoNotDependOnThreads) {
