@@ -1,12 +1,12 @@
 // One warp a token: its lanes share the experts.
 #include "kernels/cuda.cuh"
 #include "kernels/router/router_cuda.h"
+#include "kernels/router/scores.h"
 
 namespace tapeline::cuda {
 namespace {
 
-constexpr int kMaxChoices = 64;       // as the CPU checks
-constexpr double kTinyScore = 1e-20;  // keeps 0 / 0 out of a quotient of scores
+using internal::kTinyScore;
 
 // The scores of one token's experts; every lane holds the same.
 template <class A>
