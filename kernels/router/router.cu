@@ -1,12 +1,12 @@
 // One warp a token: its lanes share the experts.
 #include "kernels/cuda.cuh"
 #include "kernels/router/router_cuda.h"
-#include "kernels/router/scores.h"
 
 namespace tapeline::cuda {
 namespace {
 
-using internal::kTinyScore;
+// As scores.h has it, which is for host code.
+constexpr double kTinyScore = 1e-20;
 
 // The scores of one token's experts; every lane holds the same.
 template <class A>
