@@ -198,10 +198,9 @@ absl::Status Run::sample(const std::string& file) {
 // What is not finite is neither saved nor exported.
 absl::Status Run::check_weights() {
   for (const NamedTensor& t : trainer_->tensors()) {
-    const auto values = read<float>(t.value());
-    const float* begin = values.view().data;
-    const float* end = begin + t.value().elements();
-    if (std::all_of(begin, end, [](float x) { return std::isfinite(x); })) {
+    const std::vector<float> values = t.value().to_vector<float>();
+    if (std::all_of(values.begin(), values.end(),
+                    [](float x) { return std::isfinite(x); })) {
       continue;
     }
     return ending(kExitNotFinite,

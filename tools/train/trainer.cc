@@ -234,9 +234,7 @@ absl::Status Trainer::restore(const Snapshot& snapshot,
           "tensor ", state_name(s), " is ", describe(saved), " in ",
           snapshot.path, ", the model config wants ", describe(s.value)));
     }
-    const auto from = read<float>(saved);
-    const auto to = write<float>(s.value);
-    std::copy_n(from.view().data, saved.elements(), to.view().data);
+    s.value.assign(saved.to_vector<float>());
   }
   optimizer_.publish();
   const Json* planned = snapshot.state.find("schedule");
