@@ -213,6 +213,7 @@ void CudaStream::synchronize(const Event& event) {
 
 bool CudaStream::done(uint64_t sequence) const {
   if (sequence <= completed_) return true;
+  if (ring_[newest_].sequence < sequence) return false;
   const Marker& marker = this->marker(sequence);
   const cudaError_t state = cudaEventQuery(marker.event);
   if (state == cudaErrorNotReady) return false;

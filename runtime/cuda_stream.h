@@ -1,9 +1,10 @@
 // A stream of a CUDA device.
 //
 // A sequence number is a place in the stream's order. record() only counts: the
-// CUDA event of a place is made when somebody asks for it, or at once where a
+// CUDA event of a place is made when somebody waits for it, or at once where a
 // copy was queued, whose end others wait for exactly. An event made late stands
-// for everything queued until then, which is later than asked for and so safe.
+// for everything queued until then, which is later than asked for and so safe;
+// before that the place does not count as done.
 // The events are a ring made beforehand; for a place whose event has been used
 // again the next newer one stands. So a step records, waits and asks without
 // creating anything.

@@ -12,16 +12,17 @@
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  // A forked child cannot use the GPU. What death tests check, contracts about
+  // shapes, comes before a kernel chooses its device: the CPU tests have them.
+  std::string& filter = testing::GTEST_FLAG(filter);
+  filter += filter.find('-') == std::string::npos ? "-*Death*" : ":*Death*";
+  if (testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();
   auto device = tapeline::make_cuda_device();
   if (!device.ok() || !tapeline::device_heap_works()) {
     std::fprintf(stderr, "no GPU: %s\n",
                  std::string(device.status().message()).c_str());
     return 3;
   }
-  // A forked child cannot use the GPU. What death tests check, contracts about
-  // shapes, comes before a kernel chooses its device: the CPU tests have them.
-  std::string& filter = testing::GTEST_FLAG(filter);
-  filter += filter.find('-') == std::string::npos ? "-*Death*" : ":*Death*";
   const tapeline::DeviceScope scope(**device);
   return RUN_ALL_TESTS();
 }
