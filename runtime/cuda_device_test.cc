@@ -56,7 +56,7 @@ TEST_F(CudaDevice, ThereIsNoHundredth) {
 
 TEST_F(CudaDevice, ValuesGoThereAndBack) {
   // More than both halves of the staging memory.
-  for (int64_t n : {0, 1, 1000, 3 << 20}) {
+  for (int64_t n : {0, 1, 1000, 1003, 5 << 20}) {
     const std::vector<float> values = ramp(n);
     EXPECT_EQ(Tensor::from(values, {n}).to_vector<float>(), values) << n;
   }
@@ -183,7 +183,7 @@ TEST_F(CudaDevice, ACapHoldsAndFreeBlocksGiveWay) {
 TEST_F(CudaDevice, RefusedMemoryIsNoError) {
   Pool& pinned = device_->pinned();
   const Block block =
-      pinned.allocate(size_t{1} << 50, Tag::kOther, &device_->copy_out());
+      pinned.allocate(size_t{1} << 44, Tag::kOther, &device_->copy_out());
   EXPECT_EQ(block.data, nullptr);
   EXPECT_EQ(pinned.stats().refusals, 1);
   EXPECT_EQ(Tensor::full({2}, DType::kF32, 3).to_vector<float>()[1], 3);

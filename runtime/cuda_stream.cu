@@ -11,9 +11,11 @@ namespace {
 // More than are ever asked for before the oldest of them is done: a step of a
 // deep model waits for a few copies per layer.
 constexpr size_t kMarkers = 256;
-// Two halves, so that one is filled while the other is read: large enough that
-// the copy engine is busy (2 MiB take 40 us), small beside any model.
-constexpr size_t kHalf = size_t{2} << 20;
+// Two halves, so that one is filled while the other is read. A copy runs behind
+// the kernels queued before it, and who begins a half waits for the copies out
+// of it: more than a step's batches, so that this is work long done.
+constexpr size_t kHalf = size_t{4} << 20;
+constexpr size_t kLine = 64;
 constexpr int kThreads = 256;
 // Blocks that fill any GPU; a thread walks what is left.
 constexpr int64_t kMaxBlocks = 2048;
@@ -100,13 +102,17 @@ void CudaStream::upload(void* to, const void* from, size_t bytes) {
   auto* target = static_cast<std::byte*>(to);
   auto* source = static_cast<const std::byte*>(from);
   while (bytes > 0) {
-    const size_t part = std::min(bytes, kHalf);
-    std::byte* const half = staging_ + static_cast<size_t>(half_) * kHalf;
-    synchronize(staged_[half_]);
-    std::memcpy(half, source, part);
-    copy(target, half, part);
-    staged_[half_] = record();
-    half_ = 1 - half_;
+    if (used_ == kHalf) {
+      staged_[half_] = record();
+      half_ = 1 - half_;
+      used_ = 0;
+      synchronize(staged_[half_]);
+    }
+    const size_t part = std::min(bytes, kHalf - used_);
+    std::byte* staged = staging_ + static_cast<size_t>(half_) * kHalf + used_;
+    std::memcpy(staged, source, part);
+    copy(target, staged, part);
+    used_ = std::min(kHalf, (used_ + part + kLine - 1) / kLine * kLine);
     target += part;
     source += part;
     bytes -= part;
@@ -216,7 +222,10 @@ bool CudaStream::done(uint64_t sequence) const {
   if (ring_[newest_].sequence < sequence) return false;
   const Marker& marker = this->marker(sequence);
   const cudaError_t state = cudaEventQuery(marker.event);
-  if (state == cudaErrorNotReady) return false;
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // it counts as one, for the next who asks
+    return false;
+  }
   CUDA_CHECK(state);
   completed_ = std::max(completed_, marker.sequence);
   return true;

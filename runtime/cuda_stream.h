@@ -72,6 +72,7 @@ class CudaStream : public Stream {
   std::byte* staging_ = nullptr;
   Event staged_[2];
   int half_ = 0;
+  size_t used_ = 0;  // of the half
 };
 
 }  // namespace tapeline
