@@ -32,7 +32,8 @@ struct Plan {
   bool possible;
 };
 
-// Handle, plans and workspaces of the process. They live until its end.
+// Handle, plans and workspaces of the process. They live until its end, so a
+// plan may be used without the lock.
 struct Library {
   cublasLtHandle_t handle;
   std::mutex mutex;
@@ -44,7 +45,15 @@ struct Library {
     static Library* library = new Library;
     return *library;
   }
+  template <class Make>
+  Plan& plan(const Key& key, Make make) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto found = plans.find(key);
+    if (found == plans.end()) found = plans.emplace(key, make()).first;
+    return found->second;
+  }
   void* workspace(cudaStream_t stream) {
+    const std::lock_guard<std::mutex> lock(mutex);
     void*& bytes = workspaces[stream];
     if (bytes == nullptr) {
       const cudaError_t error = cudaMalloc(&bytes, kWorkspaceBytes);
@@ -179,15 +188,9 @@ bool matmul_lt(Launch l, View<const T> a, View<const T> b, View<C> c,
                MatmulOptions options) {
   Library& library = Library::get();
   const cudaStream_t stream = stream_of(l);
-  const Key key = key_of(a, b, c, options);
-  const std::lock_guard<std::mutex> lock(library.mutex);
-  auto found = library.plans.find(key);
-  if (found == library.plans.end()) {
-    found =
-        library.plans.emplace(key, make_plan(library.handle, a, b, c, options))
-            .first;
-  }
-  Plan& plan = found->second;
+  Plan& plan = library.plan(key_of(a, b, c, options), [&] {
+    return make_plan(library.handle, a, b, c, options);
+  });
   if (!plan.possible) return false;
   const auto alpha = static_cast<float>(options.alpha);
   const float beta = options.accumulate ? 1 : 0;

@@ -5,8 +5,8 @@
 namespace tapeline::cuda {
 namespace {
 
-constexpr int kMaxChoices = 64;       // as the CPU checks
-constexpr double kTinyScore = 1e-20;  // keeps 0 / 0 out of a quotient of scores
+// As scores.h has it, which is for host code.
+constexpr double kTinyScore = 1e-20;
 
 // The scores of one token's experts; every lane holds the same.
 template <class A>

@@ -13,8 +13,6 @@ namespace {
 using internal::kTinyScore;
 using internal::Scores;
 
-constexpr int kMaxChoices = 64;  // top_k and top_groups
-
 // Larger first; NaN after everything else.
 template <class A>
 bool better(A a, A b) {
