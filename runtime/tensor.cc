@@ -1,27 +1,10 @@
 #include "runtime/tensor.h"
 
-#include <algorithm>
 #include <memory>
 
 #include "runtime/access.h"
 
 namespace tapeline {
-namespace {
-
-// Writes the elements in row-major order from `to` on; returns their end.
-template <class T>
-T* gather(const View<const T>& from, T* to) {
-  if (from.contiguous()) return std::copy_n(from.data, from.elements(), to);
-  const int64_t rows = from.size(0);
-  if (from.rank() == 1) {
-    for (int64_t i = 0; i < rows; ++i) *to++ = from(i);
-  } else {
-    for (int64_t i = 0; i < rows; ++i) to = gather(from[i], to);
-  }
-  return to;
-}
-
-}  // namespace
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Tag tag) {
   Tensor t;
@@ -42,20 +25,27 @@ Tensor Tensor::full(const Shape& shape, DType dtype, double value, Tag tag) {
 
 template <class T>
 Tensor Tensor::from(const std::vector<T>& values, const Shape& shape, Tag tag) {
-  CHECK_EQ(static_cast<int64_t>(values.size()), shape.elements());
   Tensor t = empty(shape, dtype_of<T>(), tag);
-  const auto out = write<T>(t);
-  if (!t.dry()) std::copy(values.begin(), values.end(), out.view().data);
+  t.assign(values);
   return t;
 }
 
 template <class T>
+void Tensor::assign(const std::vector<T>& values) const {
+  CHECK_EQ(static_cast<int64_t>(values.size()), elements());
+  CHECK(contiguous()) << "[assign] to a strided " << *this;
+  const auto out = write<T>(*this);
+  if (!dry()) stream().upload(out.view().data, values.data(), bytes());
+}
+
+template <class T>
 std::vector<T> Tensor::to_vector() const {
+  if (!contiguous()) return clone().to_vector<T>();
   const auto in = read<T>(*this);
   std::vector<T> out(static_cast<size_t>(elements()));
   if (dry()) return out;
-  Device::current().compute().synchronize(storage_->ready());
-  gather<T>(in, out.data());
+  stream().synchronize(storage_->ready());
+  stream().download(out.data(), in.view().data, bytes());
   return out;
 }
 
@@ -63,7 +53,8 @@ void Tensor::fill(double value) const {
   CHECK(contiguous()) << "[fill] of a strided " << *this;
   dispatch(dtype_, [&]<class T>() {
     const auto out = write<T>(*this);
-    if (!dry()) std::fill_n(out.view().data, elements(), T(value));
+    const T element(value);
+    if (!dry()) stream().fill(out.view().data, &element, sizeof(T), elements());
   });
 }
 
@@ -72,7 +63,9 @@ Tensor Tensor::clone(Tag tag) const {
   dispatch(dtype_, [&]<class T>() {
     const auto in = read<T>(*this);
     const auto out = write<T>(t);
-    if (!dry()) gather<T>(in, out.view().data);
+    if (dry()) return;
+    stream().gather(out.view().data, in.view().data, sizeof(T), shape_,
+                    strides_);
   });
   return t;
 }
@@ -136,6 +129,7 @@ std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
 
 #define TAPELINE_INSTANTIATE(T)                                              \
   template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&, Tag); \
+  template void Tensor::assign<T>(const std::vector<T>&) const;              \
   template std::vector<T> Tensor::to_vector<T>() const;
 TAPELINE_INSTANTIATE(float)
 TAPELINE_INSTANTIATE(bf16)

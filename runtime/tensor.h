@@ -68,6 +68,9 @@ class Tensor {
   // Overwrites the elements of a contiguous tensor; counts as a write.
   void fill(double value) const;
   void set_zero() const { fill(0); }
+  // The same with host values, which may change on return.
+  template <class T>
+  void assign(const std::vector<T>& values) const;
   // A contiguous copy on the current device, off the tape.
   Tensor clone(Tag tag = Tag::kActivation) const;
 
@@ -77,6 +80,7 @@ class Tensor {
 
  private:
   bool dry() const { return storage_->device().dry(); }
+  static Stream& stream() { return Device::current().compute(); }
 
   StoragePtr storage_;
   Shape shape_, strides_;

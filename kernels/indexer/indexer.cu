@@ -2,6 +2,7 @@
 // right at any size.
 #include "kernels/cuda_tile.cuh"
 #include "kernels/indexer/indexer_cuda.h"
+#include "kernels/indexer/indexer_wgmma.h"
 #include "kernels/top_k/top_k.h"
 
 namespace tapeline::cuda {
@@ -69,6 +70,13 @@ void indexer_scores(Launch l, View<const T> q_THD, View<const T> k_SD,
   const int64_t blocks =
       ceil_div(q_THD.size(0), kTile) * ceil_div(k_SD.size(0), kTile);
   if (blocks == 0) return;
+  if constexpr (std::is_same_v<T, bf16>) {
+    const IndexerPlan plan = indexer_plan(q_THD, k_SD, scale);
+    if (plan.wgmma) {
+      return indexer_scores_wgmma(l, plan, q_THD, k_SD, w_TH, range, scale,
+                                  scores_TS);
+    }
+  }
   score_tile<T>
       <<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
           rows<3>(q_THD), rows<2>(k_SD), rows<2>(w_TH), rows<1>(range.begin),

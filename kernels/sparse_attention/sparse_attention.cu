@@ -2,6 +2,7 @@
 // right at any size.
 #include "kernels/cuda_tile.cuh"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/sparse_attention/sparse_attention_wgmma.h"
 
 namespace tapeline::cuda {
 namespace {
@@ -300,13 +301,50 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
+template <class T>
+bool takes_wgmma(const View<const T>& q_THD, const View<const T>& kv_SD,
+                 const View<const int32_t>& ids_TK, const View<const T>& o_THV,
+                 double scale) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return sparse_attention_path(q_THD, kv_SD, ids_TK, o_THV, scale) ==
+           SparseAttentionPath::kWgmma;
+  }
+  return false;
+}
+
+template <class T>
+SparseBackwardPlan backward_plan(const View<const T>& q_THD,
+                                 const View<const T>& kv_SD,
+                                 const View<const int32_t>& ids_TK) {
+  return sparse_backward_plan(q_THD.size(0), kv_SD.size(0), q_THD.size(1),
+                              kv_SD.size(1), ids_TK.size(1));
+}
+
 }  // namespace
+
+template <class T>
+size_t sparse_attention_backward_workspace_bytes(
+    const View<const T>& q_THD, const View<const T>& kv_SD,
+    const View<const int32_t>& ids_TK, const View<const T>& o_THV,
+    double scale) {
+  if (takes_wgmma<T>(q_THD, kv_SD, ids_TK, o_THV, scale)) {
+    return backward_plan<T>(q_THD, kv_SD, ids_TK).bytes;
+  }
+  return static_cast<size_t>(ids_TK.elements() * 2 * q_THD.size(1)) *
+         sizeof(Accumulator<T>);
+}
 
 template <class T>
 void sparse_attention_forward(Launch l, View<const T> q_THD,
                               View<const T> kv_SD, View<const int32_t> ids_TK,
                               double scale, View<T> o_THV,
                               View<Accumulator<T>> lse_TH) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (takes_wgmma<T>(q_THD, kv_SD, ids_TK, o_THV, scale)) {
+      return sparse_attention_forward_wgmma(l, q_THD, kv_SD, ids_TK, scale,
+                                            o_THV, lse_TH);
+    }
+  }
   const int64_t blocks = q_THD.size(0) * ceil_div(q_THD.size(1), kRowsOfDots);
   if (blocks == 0) return;
   forward<T><<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
@@ -325,6 +363,14 @@ void sparse_attention_backward(Launch l, View<const T> do_THV,
                                double scale, View<T> dq_THD, View<T> dkv_SD,
                                std::byte* workspace) {
   using A = Accumulator<T>;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (takes_wgmma<T>(q_THD, kv_SD, ids_TK, o_THV, scale)) {
+      return sparse_attention_backward_wgmma(
+          l, backward_plan<T>(q_THD, kv_SD, ids_TK), do_THV, q_THD, kv_SD,
+          ids_TK, o_THV, lse_TH, inverse_offsets_S1, inverse_entries, scale,
+          dq_THD, dkv_SD, workspace);
+    }
+  }
   const Pairs<A> pairs{reinterpret_cast<A*>(workspace), q_THD.size(1)};
   const int64_t queries = q_THD.size(0) * ceil_div(q_THD.size(1), kRowsOfDots);
   if (queries > 0) {
@@ -369,14 +415,17 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
   check_launch("invert_ids");
 }
 
-#define TAPELINE_SPARSE_ATTENTION(T)                                      \
-  template void sparse_attention_forward<T>(                              \
-      Launch, View<const T>, View<const T>, View<const int32_t>, double,  \
-      View<T>, View<Accumulator<T>>);                                     \
-  template void sparse_attention_backward<T>(                             \
-      Launch, View<const T>, View<const T>, View<const T>,                \
-      View<const int32_t>, View<const T>, View<const Accumulator<T>>,     \
-      View<const int32_t>, View<const int32_t>, double, View<T>, View<T>, \
+#define TAPELINE_SPARSE_ATTENTION(T)                                          \
+  template void sparse_attention_forward<T>(                                  \
+      Launch, View<const T>, View<const T>, View<const int32_t>, double,      \
+      View<T>, View<Accumulator<T>>);                                         \
+  template size_t sparse_attention_backward_workspace_bytes<T>(               \
+      const View<const T>&, const View<const T>&, const View<const int32_t>&, \
+      const View<const T>&, double);                                          \
+  template void sparse_attention_backward<T>(                                 \
+      Launch, View<const T>, View<const T>, View<const T>,                    \
+      View<const int32_t>, View<const T>, View<const Accumulator<T>>,         \
+      View<const int32_t>, View<const int32_t>, double, View<T>, View<T>,     \
       std::byte*);
 TAPELINE_SPARSE_ATTENTION(float)
 TAPELINE_SPARSE_ATTENTION(bf16)

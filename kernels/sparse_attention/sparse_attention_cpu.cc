@@ -253,9 +253,15 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
 }
 
 template <class T>
-size_t sparse_attention_backward_workspace_bytes(int64_t tokens, int64_t heads,
-                                                 int64_t selected) {
-  return static_cast<size_t>(tokens) * selected * 2 * heads *
+size_t sparse_attention_backward_workspace_bytes(
+    const Launch& l, const View<const T>& q_THD, const View<const T>& kv_SD,
+    const View<const int32_t>& ids_TK, const View<const T>& o_THV,
+    double scale) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::sparse_attention_backward_workspace_bytes(q_THD, kv_SD, ids_TK,
+                                                           o_THV, scale);
+  }
+  return static_cast<size_t>(ids_TK.elements() * 2 * q_THD.size(1)) *
          sizeof(Accumulator<T>);
 }
 
@@ -340,7 +346,8 @@ Cost sparse_attention_backward_cost(int64_t tokens, int64_t heads, int64_t dim,
       Launch, View<const T>, View<const T>, View<const int32_t>, double,     \
       View<T>, View<Accumulator<T>>);                                        \
   template size_t sparse_attention_backward_workspace_bytes<T>(              \
-      int64_t, int64_t, int64_t);                                            \
+      const Launch&, const View<const T>&, const View<const T>&,             \
+      const View<const int32_t>&, const View<const T>&, double);             \
   template void sparse_attention_backward<T>(                                \
       Launch, View<const T>, View<const T>, View<const T>,                   \
       View<const int32_t>, View<const T>, View<const Accumulator<T>>,        \

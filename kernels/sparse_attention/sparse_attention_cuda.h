@@ -14,6 +14,12 @@ void sparse_attention_forward(Launch l, View<const T> q_THD,
                               double scale, View<T> o_THV,
                               View<Accumulator<T>> lse_TH);
 
+template <class T>
+size_t sparse_attention_backward_workspace_bytes(
+    const View<const T>& q_THD, const View<const T>& kv_SD,
+    const View<const int32_t>& ids_TK, const View<const T>& o_THV,
+    double scale);
+
 void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
                 View<int32_t> entries);
 

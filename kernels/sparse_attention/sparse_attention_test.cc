@@ -31,14 +31,19 @@ struct Problem {
         ids({c.tokens, c.selected}, gap),
         offsets({c.keys + 1}),
         entries({c.tokens * c.selected + 5}),
-        workspace(
-            {static_cast<int64_t>(sparse_attention_backward_workspace_bytes<T>(
-                                      c.tokens, c.heads, c.selected) /
-                                  sizeof(Accumulator<T>))}) {
+        // For whichever side runs.
+        workspace({std::max(workspace_elements(launch()),
+                            workspace_elements(Launch{}))}) {
     q.normal(1);
     kv.normal(2);
     dout.normal(3);
     ids.set(std::vector<double>(c.ids.begin(), c.ids.end()));
+  }
+  int64_t workspace_elements(const Launch& l) const {
+    return static_cast<int64_t>(
+        sparse_attention_backward_workspace_bytes<T>(
+            l, q.in(), kv.in(), ids.in(), o.in(), c.scale) /
+        sizeof(Accumulator<T>));
   }
   void forward(Launch l) {
     sparse_attention_forward<T>(l, q.in(), kv.in(), ids.in(), c.scale, o.view(),

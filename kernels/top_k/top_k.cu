@@ -4,6 +4,7 @@
 
 #include "kernels/cuda.cuh"
 #include "kernels/top_k/top_k_cuda.h"
+#include "kernels/top_k/top_k_radix.h"
 
 namespace tapeline::cuda {
 namespace {
@@ -174,6 +175,10 @@ void top_k(Launch l, View<const S> scores_NS, KeyRange range, int k,
            View<int32_t> ids_NK) {
   const auto blocks = static_cast<unsigned>(scores_NS.size(0));
   if (blocks == 0 || k == 0) return;
+  if constexpr (std::is_same_v<S, float>) {
+    const TopKPlan plan = top_k_plan(true, scores_NS.size(1), k);
+    if (plan.radix) return top_k_radix(l, plan, scores_NS, range, k, ids_NK);
+  }
   const bool whole = !range.begin && !range.end;
   const auto ends = [&](const View<const int32_t>& x) {
     return whole ? Rows<const int32_t, 1>{} : rows<1>(x);

@@ -12,6 +12,13 @@ CUDA_ONLY = select({
     "//conditions:default": ["//tools/bazel:unavailable"],
 })
 
+# Of a binary for a machine that lacks the libraries of the build, besides
+# glibc's and the driver's.
+STANDALONE_LINKOPTS = [
+    "-static-libgcc",
+    "-Wl,--as-needed,-l:libstdc++.a",
+]
+
 def if_cuda(then, otherwise = []):
     """Returns a select of two lists: of a CUDA build, and of any other."""
     return select({
