@@ -30,8 +30,8 @@ inline std::vector<GroupedMatmulCase> grouped_matmul_cases() {
       {{2, 260}, 2, 515, 33, 1},
       {{4, 6}, 3, 12, 10, 0, 5},  // rows before the first expert
       // What tensor cores take on CUDA (bf16), with ragged tiles either way.
-      {{130, 0, 257, 64, 1}, 3, 328, 264},
-      {{300, 0, 140}, 5, 384, 512, 8, 2},
+      {{130, 0, 65, 1}, 3, 200, 264},
+      {{200, 0, 70}, 5, 256, 384, 8, 2},
   };
 }
 
