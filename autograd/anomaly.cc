@@ -31,14 +31,13 @@ bool anomaly_on() { return AnomalyRecorder::wants(); }
 void check_finite(const char* op, uint32_t scope, const char* phase, int index,
                   const Tensor& tensor) {
   if (!AnomalyRecorder::wants() || !tensor || !is_float(tensor.dtype())) return;
-  const Tensor whole = tensor.contiguous() ? tensor : tensor.clone();
-  dispatch_float(whole.dtype(), [&]<class T>() {
-    auto bytes = read<T>(whole);
-    const T* data = bytes.view().data;
-    for (int64_t i = 0; i < whole.elements(); ++i) {
-      const double value = static_cast<double>(data[i]);
+  dispatch_float(tensor.dtype(), [&]<class T>() {
+    const std::vector<T> values = tensor.to_vector<T>();
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double value = static_cast<double>(values[i]);
       if (std::isfinite(value)) continue;
-      AnomalyRecorder::keep({op, layer_path(scope), phase, index, i,
+      AnomalyRecorder::keep({op, layer_path(scope), phase, index,
+                             static_cast<int64_t>(i),
                              std::isnan(value) ? "nan"
                              : value > 0       ? "inf"
                                                : "-inf"});

@@ -15,20 +15,14 @@ namespace {
 
 constexpr double kScale = 1.01;
 
-// f(i, pointer to element i) in row-major order.
-template <class F>
-void for_each_element(const Tensor& x, F&& f) {
-  CHECK(x.dtype() == DType::kF64) << "[gradcheck] wants f64, got " << x;
-  auto bytes = write<double>(x);
-  const View<double>& view = bytes.view();
-  for (int64_t i = 0; i < x.elements(); ++i) {
-    int64_t at = 0, rest = i;
-    for (int d = x.rank() - 1; d >= 0; --d) {
-      at += rest % x.size(d) * view.strides[d];
-      rest /= x.size(d);
-    }
-    f(i, view.data + at);
+// A view of element i in row-major order.
+Tensor element_of(const Tensor& x, int64_t i) {
+  Tensor element = x;
+  for (int d = x.rank() - 1; d >= 0; --d) {
+    element = element.slice(d, i % x.size(d), i % x.size(d) + 1);
+    i /= x.size(d);
   }
+  return element;
 }
 
 std::vector<double> to_doubles(const Tensor& x) {
@@ -44,10 +38,9 @@ Tensor normal_like(const Tensor& x, uint32_t seed) {
   std::normal_distribution<double> draw;
   const Tensor out = Tensor::empty(x.shape(), x.dtype());
   dispatch_float(x.dtype(), [&]<class T>() {
-    auto bytes = write<T>(out);
-    for (int64_t i = 0; i < x.elements(); ++i) {
-      bytes.view().data[i] = T(static_cast<float>(draw(random)));
-    }
+    std::vector<T> values(static_cast<size_t>(x.elements()));
+    for (T& value : values) value = T(static_cast<float>(draw(random)));
+    out.assign(values);
   });
   return out;
 }
@@ -142,16 +135,18 @@ double Gradcheck::loss() const {
 }
 
 std::vector<double> Gradcheck::differences(const Tensor& x) const {
+  CHECK(x.dtype() == DType::kF64) << "[gradcheck] wants f64, got " << x;
+  const std::vector<double> values = x.to_vector<double>();
   std::vector<double> gradient;
-  for_each_element(x, [&](int64_t, double* element) {
-    const double at = *element;
-    *element = at + case_.step;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Tensor element = element_of(x, static_cast<int64_t>(i));
+    element.fill(values[i] + case_.step);
     const double above = loss();
-    *element = at - case_.step;
+    element.fill(values[i] - case_.step);
     const double below = loss();
-    *element = at;
+    element.fill(values[i]);
     gradient.push_back((above - below) / (2 * case_.step));
-  });
+  }
   return gradient;
 }
 

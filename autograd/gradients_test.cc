@@ -15,8 +15,10 @@ Parameter parameter(const std::vector<float>& values) {
 
 void add_to(ParameterGradients& grads, const Parameter& p, int site,
             float amount) {
-  const auto sum = write<float>(grads.accumulator(p, site));
-  for (int64_t i = 0; i < sum.view().elements(); ++i) sum.view()(i) += amount;
+  const Tensor& sum = grads.accumulator(p, site);
+  std::vector<float> values = sum.to_vector<float>();
+  for (float& value : values) value += amount;
+  sum.assign(values);
 }
 
 TEST(ParameterGradients, StartsAtZeroInFp32) {

@@ -26,11 +26,15 @@ struct Launch {
   Stream* stream;
   ThreadPool* threads;
   bool dry = false;  // there are no bytes: every kernel returns at once
+  // Of a dry launch, too: a workspace has the size that this side needs.
+  DeviceKind kind = DeviceKind::kCpu;
+
+  bool on_cuda() const { return kind == DeviceKind::kCuda; }
 };
 
 inline Launch launch() {
   Device& device = Device::current();
-  return {&device.compute(), &device.threads(), device.dry()};
+  return {&device.compute(), &device.threads(), device.dry(), device.kind()};
 }
 
 // Work of one call, for rates and rooflines: bytes are the least that must be

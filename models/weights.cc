@@ -80,23 +80,22 @@ void allocate(const NamedTensor& t, DType dtype) {
   }
 }
 
-template <class T>
-void convert(const std::vector<float>& from, const Tensor& to) {
-  const auto out = write<T>(to);
-  for (size_t i = 0; i < from.size(); ++i) {
-    out.view().data[i] = static_cast<T>(from[i]);
-  }
-}
-
-void assign(const std::vector<float>& values, const Tensor& to) {
-  dispatch_float(to.dtype(), [&]<class T>() { convert<T>(values, to); });
+template <class A>
+void assign(const std::vector<A>& from, const Tensor& to) {
+  dispatch_float(to.dtype(), [&]<class B>() {
+    std::vector<B> values(from.size());
+    for (size_t i = 0; i < from.size(); ++i) {
+      values[i] = static_cast<B>(from[i]);
+    }
+    to.assign(values);
+  });
 }
 
 absl::Status check_finite(const NamedTensor& t, const Tensor& value) {
   return dispatch_float(value.dtype(), [&]<class T>() -> absl::Status {
-    const auto in = read<T>(value);
-    for (int64_t i = 0; i < value.elements(); ++i) {
-      const double x = static_cast<double>(in.view().data[i]);
+    const std::vector<T> values = value.to_vector<T>();
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double x = static_cast<double>(values[i]);
       if (std::isfinite(x)) continue;
       return absl::DataLossError(absl::StrCat(
           "tensor ", t.name, " element ", i, " is ", x,
@@ -194,12 +193,13 @@ absl::StatusOr<Tensor> read_canonical(const NamedTensor& t,
   const Tensor block = Tensor::empty(t.shape, *dtype);
   absl::Status status;
   dispatch_float(*dtype, [&]<class T>() {
-    const auto to = write<T>(block);
+    std::vector<T> values(static_cast<size_t>(block.elements()));
     const uint64_t bytes = static_cast<uint64_t>(block.bytes());
     const auto index = static_cast<uint64_t>(s->expert * s->parts + s->part);
     status =
         reader.read_range(all->name, index * bytes,
-                          reinterpret_cast<std::byte*>(to.view().data), bytes);
+                          reinterpret_cast<std::byte*>(values.data()), bytes);
+    block.assign(values);
   });
   RETURN_IF_ERROR(status);
   return block;
@@ -222,15 +222,8 @@ absl::Status load(const std::vector<NamedTensor>& tensors, DType dtype,
                        reader.path(), ", not a float tensor"));
     }
     allocate(t, dtype);
-    dispatch_float(file.dtype(), [&]<class A>() {
-      dispatch_float(t.owner().dtype(), [&]<class B>() {
-        const auto from = read<A>(file);
-        const auto to = write<B>(t.value());
-        for (int64_t i = 0; i < t.elements(); ++i) {
-          to.view().data[i] = static_cast<B>(from.view().data[i]);
-        }
-      });
-    });
+    dispatch_float(file.dtype(),
+                   [&]<class A>() { assign(file.to_vector<A>(), t.value()); });
     // After the conversion: a value may be finite in the file alone.
     RETURN_IF_ERROR(check_finite(t, t.value()));
   }

@@ -16,11 +16,14 @@ Device& default_device() {
 
 }  // namespace
 
-Device::Device(int threads, DeviceStreams streams, bool dry)
-    : dry_(dry),
+Device::Device(int threads, DeviceStreams streams, bool dry,
+               const DeviceBackend& backend)
+    : kind_(backend.kind),
+      enter_(backend.enter),
+      dry_(dry),
       streams_(std::move(streams)),
-      pinned_(MemoryKind::kPinned, dry),
-      pool_(MemoryKind::kDevice, dry),
+      pinned_(MemoryKind::kPinned, dry, backend.pinned),
+      pool_(MemoryKind::kDevice, dry, backend.memory),
       threads_(std::make_unique<ThreadPool>(threads)) {
   const auto fill = [&](std::unique_ptr<Stream>& stream, const char* name) {
     if (!stream) stream = std::make_unique<CpuStream>(name, dry);
@@ -40,9 +43,13 @@ Device& Device::current() {
   return current_device != nullptr ? *current_device : default_device();
 }
 
-DeviceScope::DeviceScope(Device& device) : previous_(current_device) {
-  current_device = &device;
+void DeviceScope::make_current(Device* device) {
+  current_device = device;
+  if (device != nullptr && device->enter_) device->enter_();
 }
-DeviceScope::~DeviceScope() { current_device = previous_; }
+
+DeviceScope::DeviceScope(Device& device) : previous_(current_device) {
+  make_current(&device);
+}
 
 }  // namespace tapeline

@@ -7,11 +7,15 @@
 // so accounting stays apart. A Device outlives every tensor made on it, and the
 // streams that its tensors were used on outlive the Device.
 //
+// A CUDA device is made by make_cuda_device (cuda_device.h) and used by one
+// thread at a time, in its scope.
+//
 // A dry device has no memory and runs no kernels: a program run on it makes the
 // same allocations in the same order, in no time. Values read from it are
 // zero. It is what memory is planned with.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "runtime/pool.h"
@@ -27,12 +31,21 @@ struct DeviceStreams {
   std::unique_ptr<Stream> compute, copy_out, copy_in;
 };
 
+// What a device that is not the CPU brings. A dry one brings its kind alone.
+struct DeviceBackend {
+  DeviceKind kind = DeviceKind::kCpu;
+  SystemMemory memory, pinned;
+  // Called by the thread on which the device becomes current.
+  std::function<void()> enter;
+};
+
 class Device {
  public:
   // A CPU device; `threads` counts the calling thread.
-  explicit Device(int threads, DeviceStreams streams = {}, bool dry = false);
+  explicit Device(int threads, DeviceStreams streams = {}, bool dry = false,
+                  const DeviceBackend& backend = {});
 
-  DeviceKind kind() const { return DeviceKind::kCpu; }
+  DeviceKind kind() const { return kind_; }
   bool dry() const { return dry_; }
   Pool& pool() { return pool_; }
   Pool& pinned() { return pinned_; }
@@ -47,6 +60,8 @@ class Device {
 
  private:
   friend class DeviceScope;
+  const DeviceKind kind_;
+  const std::function<void()> enter_;
   const bool dry_;
   // Before the pools: a pool ends what is queued on its blocks, copies between
   // them among it, when it is destroyed.
@@ -59,11 +74,13 @@ class Device {
 class DeviceScope {
  public:
   explicit DeviceScope(Device& device);
-  ~DeviceScope();
+  ~DeviceScope() { make_current(previous_); }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
+  static void make_current(Device* device);
+
   Device* previous_;
 };
 

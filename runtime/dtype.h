@@ -14,12 +14,13 @@ namespace tapeline {
 
 enum class DType : uint8_t { kF32, kBf16, kF64, kI32, kI64, kU8 };
 
-// The upper half of an fp32. Arithmetic happens in float.
+// The upper half of an fp32. Arithmetic happens in float. Constant expressions,
+// so that device code may use them.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
   // Round to nearest, ties to even; NaN stays NaN.
-  explicit bf16(float value) {
+  constexpr explicit bf16(float value) {
     const uint32_t u = std::bit_cast<uint32_t>(value);
     if ((u & 0x7fffffffu) > 0x7f800000u) {
       bits = static_cast<uint16_t>((u >> 16) | 0x40u);
@@ -27,7 +28,7 @@ struct bf16 {
       bits = static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
     }
   }
-  operator float() const {
+  constexpr operator float() const {
     return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
   }
 };

@@ -88,7 +88,9 @@ std::byte* Pool::system_bytes(size_t bytes) const {
   if (cap_ > 0 && after > cap_) return nullptr;
   static std::atomic<uintptr_t> next_dry{1 << 20};
   if (dry_) return reinterpret_cast<std::byte*>(next_dry.fetch_add(bytes));
-  void* data = std::aligned_alloc(pinned_ ? kPage : kLine, bytes);
+  void* data = system_.allocate
+                   ? system_.allocate(bytes)
+                   : std::aligned_alloc(pinned_ ? kPage : kLine, bytes);
   return static_cast<std::byte*>(data);
 }
 
@@ -112,7 +114,8 @@ bool Pool::give_up_largest() {
       if (!use.done()) const_cast<Stream*>(use.stream)->synchronize(use);
     }
     note(MemoryEvent::kGone, {memory.data, capacity});
-    if (!dry_) std::free(memory.data);
+    if (!dry_)
+      system_.free ? system_.free(memory.data) : std::free(memory.data);
     stats_.reserved -= static_cast<int64_t>(capacity);
     list.pop_back();
     return true;
@@ -130,10 +133,19 @@ void Pool::count(Tag tag, int64_t bytes) {
 }
 
 // Work queued on the old contents must still find them.
-void Pool::poison(const Memory& memory) const {
-  if (!poison_ || dry_ || !idle(memory.uses)) return;
-  std::fill_n(reinterpret_cast<uint16_t*>(memory.data),
-              memory.capacity / sizeof(uint16_t), uint16_t{0x7fff});
+void Pool::poison(const Memory& memory, Stream* stream) const {
+  if (!poison_ || dry_) return;
+  constexpr uint16_t kWord = 0x7fff;
+  const size_t words = memory.capacity / sizeof(kWord);
+  if (system_.device_only) {
+    // Behind that work, which the stream has been made to wait for.
+    if (stream != nullptr) {
+      stream->fill(memory.data, &kWord, sizeof(kWord),
+                   static_cast<int64_t>(words));
+    }
+  } else if (idle(memory.uses)) {
+    std::fill_n(reinterpret_cast<uint16_t*>(memory.data), words, kWord);
+  }
 }
 
 Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
@@ -155,7 +167,7 @@ Block Pool::allocate(size_t bytes, Tag tag, Stream* stream) {
   if (holds(pinned_ ? Edge::kSlotWaitsLoad : Edge::kBlockWaitsCopyOut)) {
     for (const Event& use : memory.uses) wait_for(*stream, use);
   }
-  poison(memory);
+  poison(memory, stream);
   note(MemoryEvent::kAllocate, block);
   return block;
 }
@@ -168,7 +180,7 @@ void Pool::free(const Block& block, const LastUses& uses) {
   ++memory.generation;
   // Nobody asks a stream that is gone.
   memory.uses = idle(uses) ? LastUses() : uses;
-  poison(memory);
+  poison(memory, nullptr);
   std::lock_guard lock(mutex_);
   count(block.tag, -static_cast<int64_t>(block.bytes));
   free_[memory.capacity].push_back(block.memory);

@@ -25,7 +25,8 @@
 // NaN-poison mode fills blocks with 0x7fff words (NaN in f32, bf16 and f64, a
 // huge number in i32) when they are handed out and when they come back, so a
 // read of memory nobody wrote cannot look right. Blocks whose queued use is not
-// done are left alone. A dry pool accounts for memory it does not have:
+// done are left alone, and those that the host cannot touch when they come
+// back. A dry pool accounts for memory it does not have:
 // addresses that nobody may touch. Thread-safe.
 #pragma once
 
@@ -104,10 +105,21 @@ using MemoryHook = std::function<void(MemoryEvent event, const Block& block)>;
 
 enum class MemoryKind : uint8_t { kDevice, kPinned };
 
+// Where a pool's memory comes from; without functions the host's heap.
+struct SystemMemory {
+  std::function<void*(size_t bytes)> allocate;  // null: refused
+  std::function<void(void*)> free;
+  // The host may not touch it: poison is the stream's work.
+  bool device_only = false;
+};
+
 class Pool {
  public:
-  explicit Pool(MemoryKind kind = MemoryKind::kDevice, bool dry = false)
-      : pinned_(kind == MemoryKind::kPinned), dry_(dry) {}
+  explicit Pool(MemoryKind kind = MemoryKind::kDevice, bool dry = false,
+                SystemMemory system = {})
+      : pinned_(kind == MemoryKind::kPinned),
+        dry_(dry),
+        system_(std::move(system)) {}
   ~Pool() { trim(); }
 
   // For work on `stream`, which waits for the last uses of the memory.
@@ -140,9 +152,10 @@ class Pool {
   MemoryPtr from_system(size_t bytes);
   bool give_up_largest();
   void count(Tag tag, int64_t bytes);
-  void poison(const Memory& memory) const;
+  void poison(const Memory& memory, Stream* stream) const;
 
   const bool pinned_, dry_;
+  const SystemMemory system_;
   mutable std::mutex mutex_;
   std::map<size_t, std::vector<MemoryPtr>> free_;  // by capacity
   PoolStats stats_;

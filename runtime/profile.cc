@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "runtime/file.h"
+#include "runtime/nvtx.h"
 #include "runtime/status.h"
 
 namespace tapeline {
@@ -147,11 +148,13 @@ void ProfileRange::begin(Range range) {
   parent_ = sums.innermost;
   sums.innermost = this;
   ++sums.rows[static_cast<size_t>(range)].open;
+  nvtx_push(name_of(range).data());  // of literals: they end in 0
   begin_ns_ = now_ns();
 }
 
 void ProfileRange::end() {
   const int64_t ns = now_ns() - begin_ns_;
+  nvtx_pop();
   Sums& sums = this_thread();
   Sums::Row& row = sums.rows[static_cast<size_t>(range_)];
   add(row.count, 1);

@@ -191,11 +191,13 @@ absl::StatusOr<Tensor> SafetensorsReader::read_tensor(std::string_view name,
   Shape shape;
   for (int64_t extent : info->shape) shape.push_back(extent);
   const Tensor tensor = Tensor::empty(shape, *dtype, tag);
-  Stream& stream = Device::current().compute();
-  tensor.storage()->bump_version();
-  std::byte* bytes = tensor.storage()->acquire(stream);
-  const absl::Status status = read(name, bytes, info->bytes);
-  tensor.storage()->release(stream, true);
+  absl::Status status;
+  dispatch(*dtype, [&]<class T>() {
+    std::vector<T> values(static_cast<size_t>(shape.elements()));
+    status =
+        read(name, reinterpret_cast<std::byte*>(values.data()), info->bytes);
+    tensor.assign(values);
+  });
   RETURN_IF_ERROR(status);
   return tensor;
 }

@@ -5,7 +5,8 @@
 // Event is a point of a stream's order, a value: recording creates nothing and
 // allocates nothing. The CPU backend runs every call at once, so its events are
 // done when made. The fake backend (fake_stream.h) completes work when a test
-// says so. Streams outlive the events that name them.
+// says so, and a CUDA stream (cuda_stream.h) when the device did it. Streams
+// outlive the events that name them.
 // One thread at a time may call a stream.
 #pragma once
 
@@ -13,6 +14,8 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+
+#include "runtime/shape.h"
 
 namespace tapeline {
 
@@ -33,12 +36,23 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   const std::string& name() const { return name_; }
+  // The cudaStream_t of a CUDA stream; null for any other.
+  virtual void* native() const { return nullptr; }
 
   // Declares that work queued from now on reads or writes the bytes; for a
   // stream that checks orders (fake_device.h).
   virtual void access(const void*, size_t, bool /*write*/) {}
   // Copies bytes once everything queued before has completed.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  // The caller's bytes to the device, and back. On return they may change, or
+  // are there. Like the next two, at once where kernels run at once.
+  virtual void upload(void* to, const void* from, size_t bytes);
+  virtual void download(void* to, const void* from, size_t bytes);
+  // `count` copies of an element of 1, 2, 4 or 8 bytes.
+  virtual void fill(void* to, const void* element, size_t size, int64_t count);
+  // The elements of a strided tensor, in row-major order.
+  virtual void gather(void* to, const void* from, size_t size,
+                      const Shape& shape, const Shape& strides);
   // The point after everything queued so far.
   virtual Event record() = 0;
   // Later work of this stream starts after the event.

@@ -1,27 +1,10 @@
 #include "runtime/tensor.h"
 
-#include <algorithm>
 #include <memory>
 
 #include "runtime/access.h"
 
 namespace tapeline {
-namespace {
-
-// Writes the elements in row-major order from `to` on; returns their end.
-template <class T>
-T* gather(const View<const T>& from, T* to) {
-  if (from.contiguous()) return std::copy_n(from.data, from.elements(), to);
-  const int64_t rows = from.size(0);
-  if (from.rank() == 1) {
-    for (int64_t i = 0; i < rows; ++i) *to++ = from(i);
-  } else {
-    for (int64_t i = 0; i < rows; ++i) to = gather(from[i], to);
-  }
-  return to;
-}
-
-}  // namespace
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Tag tag) {
   Tensor t;
@@ -40,23 +23,21 @@ Tensor Tensor::full(const Shape& shape, DType dtype, double value, Tag tag) {
   return t;
 }
 
-Tensor Tensor::copy_of(const void* values, const Shape& shape, DType dtype,
-                       Tag tag) {
-  Tensor t = empty(shape, dtype, tag);
-  dispatch(dtype, [&]<class T>() {
-    const auto out = write<T>(t);
-    if (t.dry()) return;
-    std::copy_n(static_cast<const T*>(values), t.elements(), out.view().data);
+void Tensor::copy_from(const void* values, DType given) const {
+  CHECK(contiguous()) << "[assign] to a strided " << *this;
+  dispatch(given, [&]<class T>() {
+    const auto out = write<T>(*this);
+    if (!dry()) stream().upload(out.view().data, values, bytes());
   });
-  return t;
 }
 
 void Tensor::copy_to(void* values, DType wanted) const {
+  if (!contiguous()) return clone().copy_to(values, wanted);
   dispatch(wanted, [&]<class T>() {
     const auto in = read<T>(*this);
     if (dry()) return;
-    Device::current().compute().synchronize(storage_->ready());
-    gather<T>(in, static_cast<T*>(values));
+    stream().synchronize(storage_->ready());
+    stream().download(values, in.view().data, bytes());
   });
 }
 
@@ -64,7 +45,8 @@ void Tensor::fill(double value) const {
   CHECK(contiguous()) << "[fill] of a strided " << *this;
   dispatch(dtype_, [&]<class T>() {
     const auto out = write<T>(*this);
-    if (!dry()) std::fill_n(out.view().data, elements(), T(value));
+    const T element(value);
+    if (!dry()) stream().fill(out.view().data, &element, sizeof(T), elements());
   });
 }
 
@@ -73,7 +55,9 @@ Tensor Tensor::clone(Tag tag) const {
   dispatch(dtype_, [&]<class T>() {
     const auto in = read<T>(*this);
     const auto out = write<T>(t);
-    if (!dry()) gather<T>(in, out.view().data);
+    if (dry()) return;
+    stream().gather(out.view().data, in.view().data, sizeof(T), shape_,
+                    strides_);
   });
   return t;
 }

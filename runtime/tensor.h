@@ -49,8 +49,9 @@ class Tensor : public TapePosition {
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape,
                      Tag tag = Tag::kActivation) {
-    CHECK_EQ(static_cast<int64_t>(values.size()), shape.elements());
-    return copy_of(values.data(), shape, dtype_of<T>(), tag);
+    Tensor t = empty(shape, dtype_of<T>(), tag);
+    t.assign(values);
+    return t;
   }
 
   explicit operator bool() const { return static_cast<bool>(storage_); }
@@ -88,6 +89,12 @@ class Tensor : public TapePosition {
   // Overwrites the elements of a contiguous tensor; counts as a write.
   void fill(double value) const;
   void set_zero() const { fill(0); }
+  // The same with host values, which may change on return.
+  template <class T>
+  void assign(const std::vector<T>& values) const {
+    CHECK_EQ(static_cast<int64_t>(values.size()), elements());
+    copy_from(values.data(), dtype_of<T>());
+  }
   // A contiguous copy on the current device, off the tape.
   Tensor clone(Tag tag = Tag::kActivation) const;
 
@@ -98,10 +105,10 @@ class Tensor : public TapePosition {
   const TapePosition& position() const { return *this; }
 
  private:
-  static Tensor copy_of(const void* values, const Shape& shape, DType dtype,
-                        Tag tag);
+  void copy_from(const void* values, DType given) const;
   void copy_to(void* values, DType wanted) const;
   bool dry() const { return storage_->device().dry(); }
+  static Stream& stream() { return Device::current().compute(); }
 
   StoragePtr storage_;
   Shape shape_, strides_;

@@ -45,16 +45,19 @@ struct SparseAttentionNode : Node {
 
   void backward_inputs(Backward& b) override {
     const Tensor q_THD = q.unpack(), kv_SD = kv.unpack(), ids_TK = ids.unpack();
+    const Tensor o_THV = o.unpack();
     build_inverse(*inverse, ids_TK, kv_SD.size(0));
     Tensor dq = empty_like(q_THD), dkv = empty_like(kv_SD);
     dispatch_float(q_THD.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
+      const auto q = read<T>(q_THD), kv = read<T>(kv_SD);
+      const auto o = read<T>(o_THV);
+      const auto ids = read<int32_t>(ids_TK);
       const Tensor space =
           workspace(sparse_attention_backward_workspace_bytes<T>(
-              q_THD.size(0), q_THD.size(1), ids_TK.size(1)));
+              launch(), q, kv, ids, o, scale));
       sparse_attention_backward<T>(
-          launch(), read<T>(b.grad()), read<T>(q_THD), read<T>(kv_SD),
-          read<int32_t>(ids_TK), read<T>(o.unpack()), read<A>(lse.unpack()),
+          launch(), read<T>(b.grad()), q, kv, ids, o, read<A>(lse.unpack()),
           read<int32_t>(inverse->offsets_S1), read<int32_t>(inverse->entries),
           scale, write<T>(dq), write<T>(dkv),
           bytes_of(write<uint8_t>(space).view()));

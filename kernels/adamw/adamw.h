@@ -8,10 +8,12 @@
 //
 // param, grad, m, v: equal shapes, contiguous, fp32 (fp64). step counts from 1.
 // gradient_scale is the clip factor: the gradient itself is not rewritten.
-// Elementwise with every fused operation written out: the same bits for any
-// number of threads and any way to cut the tensor. An element with g = 0 still
-// decays, and so do its moments.
-// Bandwidth-bound: reads four arrays and writes three.
+// Where the host does not know it, clip_1 holds it, one element where the
+// kernel runs (grad_norm.h); gradient_scale multiplies it. If it is not finite,
+// nothing is written. Elementwise with every fused operation written out: the
+// same bits for any number of threads and any way to cut the tensor. An element
+// with g = 0 still decays, and so do its moments. Bandwidth-bound: reads four
+// arrays and writes three.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +28,7 @@ struct AdamWOptions {
   double weight_decay = 0;
   int64_t step = 1;
   double gradient_scale = 1;
+  View<const double> clip_1 = {};  // empty: none
 };
 
 template <class A>

@@ -1,6 +1,8 @@
 #include <cmath>
 
 #include "kernels/adamw/adamw.h"
+#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/cuda_dispatch.h"
 
 namespace tapeline {
 namespace {
@@ -37,10 +39,15 @@ void adamw(Launch l, View<A> param, View<const A> grad, View<A> m, View<A> v,
       << describe(param) << ", grad is " << describe(grad) << ", m is "
       << describe(m) << ", v is " << describe(v);
   CHECK_GE(o.step, 1) << "[adamw] steps count from 1";
+  if (kCuda && l.on_cuda()) {
+    return cuda::adamw(l, param, grad, m, v, o);
+  }
+  const double clip = o.clip_1 ? *o.clip_1.data : 1;
+  if (!std::isfinite(clip)) return;
   // In f64: 1 - beta2^step has few good bits in f32 at step 1.
   const double step = static_cast<double>(o.step);
   const Factors<A> f = {
-      .gradient = A(o.gradient_scale),
+      .gradient = A(o.gradient_scale * clip),
       .decay = A(1 - o.lr * o.weight_decay),
       .new_m = A(1 - o.beta1),
       .old_v = A(o.beta2),

@@ -166,6 +166,22 @@ TEST(AdamW, ThreadsDoNotChangeABit) {
       [&](Launch l) { x.step({.lr = 1e-3, .weight_decay = 0.1}, l); }));
 }
 
+TEST(AdamW, ReadsTheClipFactorWhereItRuns) {
+  const State<float> start(37);
+  State<float> direct = start, read = start, stopped = start;
+  Buffer<double> clip({1});
+  clip.set({0.375});
+  direct.step({.lr = 0.01, .gradient_scale = 0.75});
+  read.step({.lr = 0.01, .gradient_scale = 2, .clip_1 = clip.in()});
+  clip.set({std::nan("")});
+  stopped.step({.lr = 0.01, .clip_1 = clip.in()});
+  for (const auto member :
+       {&State<float>::param, &State<float>::m, &State<float>::v}) {
+    EXPECT_TRUE(Bitwise((read.*member).in(), (direct.*member).in()));
+    EXPECT_TRUE(Bitwise((stopped.*member).in(), (start.*member).in()));
+  }
+}
+
 TEST(AdamWDeath, ErrorsAreNamed) {
   State<float> x(4), y(5);
   EXPECT_DEATH(x.step({.step = 0}), "steps count from 1");

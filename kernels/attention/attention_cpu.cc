@@ -4,10 +4,12 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/row_tile.h"
 #include "kernels/attention/rows.h"
 #include "kernels/attention/running_softmax.h"
 #include "kernels/attention/tile.h"
+#include "kernels/cuda_dispatch.h"
 
 namespace tapeline {
 namespace {
@@ -83,7 +85,7 @@ void check_shapes(const Problem<T>& p, const View<const T>& o,
   CHECK(dense_rows(q) && dense_rows(k) && dense_rows(v) && dense_rows(o))
       << "[attention] last strides must be 1: q is " << describe(q) << ", k is "
       << describe(k) << ", v is " << describe(v) << ", o is " << describe(o);
-  check_key_ranges("attention", p.range, q.size(0), k.size(0));
+  check_key_range_shapes("attention", p.range, q.size(0));
 }
 
 template <class F>
@@ -267,6 +269,11 @@ void attention_forward(Launch l, View<const T> q_THD, View<const T> k_SGD,
   if (l.dry) return;
   const Problem<T> p{q_THD, k_SGD, v_SGV, range, Accumulator<T>(scale)};
   check_shapes<T>(p, o_THV, lse_TH);
+  if (kCuda && l.on_cuda()) {
+    return cuda::attention_forward<T>(l, q_THD, k_SGD, v_SGV, range, scale,
+                                      o_THV, lse_TH);
+  }
+  check_key_ranges("attention", range, q_THD.size(0), p.keys);
   for_each_tile(l, p.groups, p.row_tiles, [&](int64_t g, int64_t tile) {
     forward_tile(p, g, tile, o_THV, lse_TH);
   });
@@ -288,6 +295,12 @@ void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
       << "[attention] gradients: do is " << describe(do_THV) << ", dq is "
       << describe(dq_THD) << ", dk is " << describe(dk_SGD) << ", dv is "
       << describe(dv_SGV);
+  if (kCuda && l.on_cuda()) {
+    return cuda::attention_backward<T>(l, do_THV, q_THD, k_SGD, v_SGV, o_THV,
+                                       lse_TH, range, scale, dq_THD, dk_SGD,
+                                       dv_SGV);
+  }
+  check_key_ranges("attention", range, q_THD.size(0), p.keys);
   const Backward<T> backward{p, do_THV, o_THV, lse_TH, dq_THD, dk_SGD, dv_SGV};
   for_each_tile(l, p.groups, p.row_tiles,
                 [&](int64_t g, int64_t tile) { backward.queries(g, tile); });

@@ -154,11 +154,10 @@ class AttentionTest : public testing::TestWithParam<AttentionCase> {
  protected:
   template <class T>
   void expect_definition() {
-    Threads threads(1);
     Problem<T> p(GetParam());
     const AttentionCase& c = p.c;
-    p.forward(threads);
-    p.backward(threads);
+    p.forward(launch());
+    p.backward(launch());
     const Expected e =
         by_definition(c, p.q.values(), p.k.values(), p.v.values(),
                       p.dout.values(), p.o.values());
@@ -216,10 +215,9 @@ TEST(Attention, WorkersTakeTilesAndGiveTheSameBits) {
 }
 
 TEST(Attention, RowWithoutKeysIsZeroWithInfiniteLse) {
-  Threads threads(1);
   Problem<float> p(find("EmptyRanges"));
-  p.forward(threads);
-  p.backward(threads);
+  p.forward(launch());
+  p.backward(launch());
   for (int64_t t : {0, 2, 3}) {
     for (int64_t h = 0; h < p.c.heads; ++h) {
       EXPECT_EQ(p.lse.view()(t, h), std::numeric_limits<float>::infinity());
@@ -240,7 +238,6 @@ TEST(Attention, RowWithoutKeysIsZeroWithInfiniteLse) {
 // Poison in one token's q, k, v and do reaches what depends on it, and nothing
 // else changes by a bit.
 TEST(Attention, NanStaysWithTheRowsThatSeeIt) {
-  Threads threads(1);
   for (const char* name : {"Window", "GroupedHeads"}) {
     const AttentionCase c = find(name);
     Problem<float> clean(c), p(c);
@@ -253,10 +250,10 @@ TEST(Attention, NanStaysWithTheRowsThatSeeIt) {
       for (int64_t h = 0; h < c.heads; ++h) p.dout.view()(bad, h, i) = NAN;
       for (int64_t g = 0; g < c.groups; ++g) p.v.view()(bad, g, i) = NAN;
     }
-    clean.forward(threads);
-    clean.backward(threads);
-    p.forward(threads);
-    p.backward(threads);
+    clean.forward(launch());
+    clean.backward(launch());
+    p.forward(launch());
+    p.backward(launch());
     std::vector<bool> touched_key(c.keys);
     for (int64_t t = 0; t < c.tokens(); ++t) {
       const auto [first, last] = c.range[t];
@@ -281,10 +278,9 @@ TEST(Attention, NanStaysWithTheRowsThatSeeIt) {
 
 // Decoding with a cache gives what the whole sequence gave.
 TEST(Attention, RowAloneHasTheBitsItHasAmongOthers) {
-  Threads threads(1);
   for (const char* name : {"ThreeHeadsPerGroup", "ScatteredRanges"}) {
     Problem<float> whole(find(name));
-    whole.forward(threads);
+    whole.forward(launch());
     for (int64_t t = 0; t < whole.c.tokens(); ++t) {
       AttentionCase one = whole.c;
       one.range = {whole.c.range[t]};
@@ -294,7 +290,7 @@ TEST(Attention, RowAloneHasTheBitsItHasAmongOthers) {
           p.q.view()(0, h, i) = whole.q.view()(t, h, i);
         }
       }
-      p.forward(threads);
+      p.forward(launch());
       EXPECT_TRUE(Bitwise(p.lse.in()[0], whole.lse.in()[t])) << t;
       EXPECT_TRUE(Bitwise(p.o.in()[0], whole.o.in()[t])) << t;
     }
@@ -309,13 +305,12 @@ std::vector<double> thirds(std::vector<double> values) {
 
 // All rows see one key, so p = 1 and dv is the sum of all do, in f32.
 TEST(Attention, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
-  Threads threads(1);
   AttentionCase c{"", 6, 2, 3, 5, 2, {}, 0.5};
   c.range.assign(90, {1, 2});
   Problem<float> p(c);
   p.dout.set(thirds(p.dout.values()));
-  p.forward(threads);
-  p.backward(threads);
+  p.forward(launch());
+  p.backward(launch());
   for (int64_t g = 0; g < c.groups; ++g) {
     for (int64_t i = 0; i < c.v_dim; ++i) {
       float sum = 0;
@@ -330,13 +325,12 @@ TEST(Attention, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
 }
 
 TEST(Attention, GradientsEqualFiniteDifferences) {
-  Threads threads(1);
   for (const char* name : {"SmallOdd", "SequencesOfOne", "EmptyRanges"}) {
     Problem<double> p(find(name));
-    p.forward(threads);
-    p.backward(threads);
+    p.forward(launch());
+    p.backward(launch());
     const auto loss = [&] {
-      p.forward(threads);
+      p.forward(launch());
       return inner_product(p.o, p.dout);
     };
     EXPECT_TRUE(Close(flat(p.dq), numeric_gradient(p.q, loss))) << name;
@@ -363,15 +357,15 @@ TEST(KeyRangeDeathTest, RefusesSequencesThatDoNotCoverTheRows) {
 }
 
 TEST(AttentionDeathTest, NamesTheShapesThatDisagree) {
-  Threads threads(1);
   Problem<float> p(find("SmallOdd"));
   const Buffer<float> k({7, 1, 6});
   EXPECT_DEATH(
-      attention_forward<float>(threads, p.q.in(), k.in(), p.v.in(), p.range(),
+      attention_forward<float>(launch(), p.q.in(), k.in(), p.v.in(), p.range(),
                                1.0, p.o.view(), p.lse.view()),
       "\\[attention\\].*f32\\[7, 3, 5\\].*\\[7, 1, 6\\]");
 }
 
+// On the CPU: a device's ranges are not the host's to read.
 TEST(AttentionDeathTest, RefusesRangesPastTheLastKey) {
   Threads threads(1);
   Problem<float> p(find("SmallOdd"));

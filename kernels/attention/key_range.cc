@@ -24,12 +24,17 @@ void key_ranges_from_cu_seqlens(View<const int32_t> cu_seqlens,
   }
 }
 
-void check_key_ranges(std::string_view op, const KeyRange& range,
-                      int64_t tokens, int64_t keys) {
+void check_key_range_shapes(std::string_view op, const KeyRange& range,
+                            int64_t tokens) {
   CHECK((range.begin.shape == Shape{tokens}) &&
         (range.end.shape == Shape{tokens}))
       << "[" << op << "] key range: begin is i32" << range.begin.shape
       << ", end is i32" << range.end.shape << " for " << tokens << " rows";
+}
+
+void check_key_ranges(std::string_view op, const KeyRange& range,
+                      int64_t tokens, int64_t keys) {
+  check_key_range_shapes(op, range, tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     const int32_t begin = range.begin(t), end = range.end(t);
     CHECK(begin >= end || (begin >= 0 && end <= keys))

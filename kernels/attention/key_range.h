@@ -24,8 +24,12 @@ struct KeyRange {
 void key_ranges_from_cu_seqlens(View<const int32_t> cu_seqlens,
                                 View<int32_t> begin, View<int32_t> end);
 
-// CHECKs that both have `tokens` entries and that every range that is not empty
-// lies in [0, keys); `op` opens the message. Host memory.
+// CHECKs that both have `tokens` entries; `op` opens the message.
+void check_key_range_shapes(std::string_view op, const KeyRange& range,
+                            int64_t tokens);
+
+// The same, and that every range that is not empty lies in [0, keys). Host
+// memory.
 void check_key_ranges(std::string_view op, const KeyRange& range,
                       int64_t tokens, int64_t keys);
 

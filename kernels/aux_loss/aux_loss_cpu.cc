@@ -2,6 +2,8 @@
 #include <array>
 
 #include "kernels/aux_loss/aux_loss.h"
+#include "kernels/aux_loss/aux_loss_cuda.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/router/router.h"
 #include "kernels/router/scores.h"
 #include "kernels/simd_math.h"
@@ -48,14 +50,16 @@ int64_t sequences_with_tokens(const TokenSet& set, int64_t tokens) {
   return n;
 }
 
-void check_set(const TokenSet& set, int64_t tokens) {
+void check_set(const Launch& l, const TokenSet& set, int64_t tokens) {
   CHECK(!set.valid_T || set.valid_T.shape == Shape{tokens})
       << "[aux_loss] valid is " << describe(set.valid_T) << " for " << tokens
       << " tokens";
   if (!set.sequence_S1) return;
   const View<const int32_t> starts = set.sequence_S1;
-  CHECK(starts.rank() == 1 && starts.size(0) >= 2 && starts(0) == 0 &&
-        starts(starts.size(0) - 1) == tokens)
+  CHECK(starts.rank() == 1 && starts.size(0) >= 2)
+      << "[aux_loss] sequence starts are " << describe(starts);
+  if (l.on_cuda()) return;  // what they hold is not for the host to read
+  CHECK(starts(0) == 0 && starts(starts.size(0) - 1) == tokens)
       << "[aux_loss] sequence starts, " << describe(starts)
       << ", must run from 0 to " << tokens;
   for (int64_t s = 0; s < sequences(set); ++s) {
@@ -65,12 +69,13 @@ void check_set(const TokenSet& set, int64_t tokens) {
 }
 
 template <class A>
-void check_logits(const View<const A>& logits, const TokenSet& set) {
+void check_logits(const Launch& l, const View<const A>& logits,
+                  const TokenSet& set) {
   CHECK(logits.rank() == 2 && dense_rows(logits) && logits.size(1) >= 1 &&
         logits.size(1) <= kMaxExperts)
       << "[aux_loss] needs dense rows of 1 to " << kMaxExperts
       << " experts: logits are " << describe(logits);
-  check_set(set, logits.size(0));
+  check_set(l, set, logits.size(0));
 }
 
 template <class A>
@@ -189,8 +194,11 @@ void count_experts(Launch l, View<const int32_t> ids, const TokenSet& set,
                    View<C> counts) {
   if (l.dry) return;
   CHECK_EQ(ids.rank(), 2);
-  check_set(set, ids.size(0));
+  check_set(l, set, ids.size(0));
   const View<C> by_s = by_sequence(counts, set, -1);
+  if (kCuda && l.on_cuda()) {
+    return cuda::count_experts(l, ids, set, by_s);
+  }
   const int64_t experts = by_s.size(1);
   for (int64_t s = 0; s < by_s.size(0); ++s) {
     for (int64_t e = 0; e < experts; ++e) by_s(s, e) = 0;
@@ -212,12 +220,15 @@ void balance_loss_forward(Launch l, BalanceKind kind, View<const A> logits,
                           View<const A> bias, View<const int32_t> counts,
                           const TokenSet& set, View<A> loss) {
   if (l.dry) return;
-  check_logits(logits, set);
+  check_logits(l, logits, set);
   CHECK_EQ(loss.elements(), 1);
   const int64_t tokens = logits.size(0);
   const int experts = static_cast<int>(logits.size(1));
   const A* b = check_bias(kind, bias, experts);
   const View<const int32_t> by_s = by_sequence(counts, set, experts);
+  if (kCuda && l.on_cuda()) {
+    return cuda::balance_loss_forward(l, kind, logits, b, by_s, set, loss);
+  }
   const int64_t filled = sequences_with_tokens(set, tokens);
   double total = 0;
   for (int64_t s = 0; s < by_s.size(0); ++s) {
@@ -240,12 +251,16 @@ void balance_loss_backward(Launch l, double dloss, BalanceKind kind,
                            View<const int32_t> counts, const TokenSet& set,
                            View<A> dlogits) {
   if (l.dry) return;
-  check_logits(logits, set);
+  check_logits(l, logits, set);
   check_dlogits(logits, dlogits);
   const int64_t tokens = logits.size(0);
   const int experts = static_cast<int>(logits.size(1));
   const A* b = check_bias(kind, bias, experts);
   const View<const int32_t> by_s = by_sequence(counts, set, experts);
+  if (kCuda && l.on_cuda()) {
+    return cuda::balance_loss_backward(l, dloss, kind, logits, b, by_s, set,
+                                       dlogits);
+  }
   const int64_t filled = sequences_with_tokens(set, tokens);
   for (int64_t s = 0; s < by_s.size(0); ++s) {
     const Range r = sequence(set, s, tokens);
@@ -277,8 +292,11 @@ template <class A>
 void z_loss_forward(Launch l, View<const A> logits, const TokenSet& set,
                     View<A> loss) {
   if (l.dry) return;
-  check_logits(logits, set);
+  check_logits(l, logits, set);
   CHECK_EQ(loss.elements(), 1);
+  if (kCuda && l.on_cuda()) {
+    return cuda::z_loss_forward(l, logits, set, loss);
+  }
   const int experts = static_cast<int>(logits.size(1));
   const Range all{0, logits.size(0)};
   const int64_t valid = count_valid(set, all);
@@ -293,8 +311,11 @@ template <class A>
 void z_loss_backward(Launch l, double dloss, View<const A> logits,
                      const TokenSet& set, View<A> dlogits) {
   if (l.dry) return;
-  check_logits(logits, set);
+  check_logits(l, logits, set);
   check_dlogits(logits, dlogits);
+  if (kCuda && l.on_cuda()) {
+    return cuda::z_loss_backward(l, dloss, logits, set, dlogits);
+  }
   const int experts = static_cast<int>(logits.size(1));
   const Range all{0, logits.size(0)};
   const A g =
@@ -315,6 +336,9 @@ void update_router_bias(Launch l, View<const int64_t> counts, double rate,
   CHECK(counts.rank() == 1 && bias.shape == counts.shape)
       << "[aux_loss] shapes: counts are " << describe(counts) << ", bias is "
       << describe(bias);
+  if (kCuda && l.on_cuda()) {
+    return cuda::update_router_bias(l, counts, rate, bias);
+  }
   const int64_t experts = counts.size(0);
   int64_t total = 0;
   for (int64_t e = 0; e < experts; ++e) total += counts(e);

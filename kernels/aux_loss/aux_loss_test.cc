@@ -345,13 +345,15 @@ TEST(AuxLoss, ThreadsDoNotChangeABit) {
   }
 }
 
+// On the CPU: elsewhere the host cannot read ids and starts.
 TEST(AuxLossDeath, ErrorsAreNamed) {
+  Threads cpu(1);
   const std::vector<int32_t> ids = {0, 1, 4, 1};
   std::vector<int32_t> counts(4);
-  EXPECT_DEATH(count_experts(launch(), view_of(ids, Shape{2, 2}), {},
+  EXPECT_DEATH(count_experts(cpu, view_of(ids, Shape{2, 2}), {},
                              view_of(counts, Shape{4})),
                "\\[aux_loss\\] expert id 4 of 4");
-  EXPECT_DEATH(count_experts(launch(), view_of(ids, Shape{2, 2}), {},
+  EXPECT_DEATH(count_experts(cpu, view_of(ids, Shape{2, 2}), {},
                              view_of(counts, Shape{2, 2})),
                "counts are i32\\[2, 2\\] for 1 sequences");
 
@@ -359,15 +361,15 @@ TEST(AuxLossDeath, ErrorsAreNamed) {
   logits.normal(1);
   const auto z = [&](std::vector<int32_t> starts) {
     const Shape shape{static_cast<int64_t>(starts.size())};
-    z_loss_forward(launch(), logits.in(),
-                   {.sequence_S1 = view_of(starts, shape)}, loss.view());
+    z_loss_forward(cpu, logits.in(), {.sequence_S1 = view_of(starts, shape)},
+                   loss.view());
   };
   EXPECT_DEATH(z({0, 2, 5}), "must run from 0 to 6");
   EXPECT_DEATH(z({1, 6}), "must run from 0 to 6");
   EXPECT_DEATH(z({0, 7, 6}), "must not fall");
   EXPECT_DEATH(
-      balance_loss_forward(launch(), BalanceKind::kBiasedSigmoid, logits.in(),
-                           {}, view_of(counts, Shape{4}), {}, loss.view()),
+      balance_loss_forward(cpu, BalanceKind::kBiasedSigmoid, logits.in(), {},
+                           view_of(counts, Shape{4}), {}, loss.view()),
       "\\[aux_loss\\] bias is f32\\[\\] for 4 experts");
 }
 

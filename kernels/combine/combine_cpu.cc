@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "kernels/combine/combine.h"
+#include "kernels/combine/combine_cuda.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -37,6 +39,9 @@ void combine_forward(Launch l, View<const T> x,
                      View<T> y) {
   if (l.dry) return;
   check<T>(x, weight, row, y);
+  if (kCuda && l.on_cuda()) {
+    return cuda::combine_forward(l, x, weight, row, y);
+  }
   using A = Accumulator<T>;
   const int64_t width = y.size(1), top_k = row.size(1);
   const auto add = [&](int64_t begin, int64_t end) {
@@ -67,6 +72,9 @@ void combine_backward(Launch l, View<const T> dy, View<const T> x,
   check<T>(dx, dweight, row, dy);
   CHECK(dx.shape == x.shape)
       << "[combine] shapes: dx is " << describe(dx) << ", x is " << describe(x);
+  if (kCuda && l.on_cuda()) {
+    return cuda::combine_backward(l, dy, x, weight, row, dx, dweight);
+  }
   using A = Accumulator<T>;
   const int64_t width = dy.size(1), top_k = row.size(1);
   const auto gather = [&](int64_t begin, int64_t end) {

@@ -172,7 +172,9 @@ TEST(Combine, ThreadsDoNotChangeABit) {
                                 [&](Launch l) { p.backward(l, dx, dweight); }));
 }
 
+// On the CPU: no other device has so much address space to spare.
 TEST(Combine, RowsMayLieBeyondTwoToThe31Elements) {
+  Threads cpu(1);
   // Three rows, 2^30 floats apart: address space, not memory.
   const int64_t step = int64_t{1} << 30, rows = 3;
   const size_t size = sizeof(float) * (step * (rows - 1) + 8);
@@ -186,9 +188,9 @@ TEST(Combine, RowsMayLieBeyondTwoToThe31Elements) {
   const std::vector<int32_t> row = {0, 2};
   Buffer<float> dy({1, 8}), y({1, 8}), dweight({1, 2});
   dy.set({1, 2, 3, 4, 5, 6, 7, 8});
-  combine_forward<float>(launch(), far, view_of(weight, Shape{1, 2}),
+  combine_forward<float>(cpu, far, view_of(weight, Shape{1, 2}),
                          view_of(row, Shape{1, 2}), y.view());
-  combine_backward<float>(launch(), dy.in(), far, view_of(weight, Shape{1, 2}),
+  combine_backward<float>(cpu, dy.in(), far, view_of(weight, Shape{1, 2}),
                           view_of(row, Shape{1, 2}), far, dweight.view());
   for (int d = 0; d < 8; ++d) {
     EXPECT_EQ(y.view()(0, d), 5);
@@ -206,16 +208,18 @@ TEST(CombineDeath, ShapesAreNamed) {
                "weight is f32\\[1, 2\\], row is i32\\[1, 1\\]");
 }
 
+// On the CPU: elsewhere the host cannot read rows.
 TEST(CombineDeath, RowsOutsideOfTheCapacityAreErrors) {
+  Threads cpu(1);
   Buffer<float> x({2, 4}), weight({1, 1}), y({1, 4}), dweight({1, 1});
   for (int32_t bad : {2, -2}) {
     const std::vector<int32_t> row = {bad};
     const auto view = view_of(row, Shape{1, 1});
     const std::string message =
         "\\[combine\\] row " + std::to_string(bad) + " of 2";
-    EXPECT_DEATH(combine_forward(launch(), x.in(), weight.in(), view, y.view()),
+    EXPECT_DEATH(combine_forward(cpu, x.in(), weight.in(), view, y.view()),
                  message);
-    EXPECT_DEATH(combine_backward(launch(), y.in(), x.in(), weight.in(), view,
+    EXPECT_DEATH(combine_backward(cpu, y.in(), x.in(), weight.in(), view,
                                   x.view(), dweight.view()),
                  message);
   }

@@ -2,6 +2,8 @@
 #include <cmath>
 
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -47,6 +49,9 @@ void cross_entropy_forward(Launch l, View<const T> logits,
                            View<Accumulator<T>> lse) {
   if (l.dry) return;
   check(logits, labels, loss, lse);
+  if (kCuda && l.on_cuda()) {
+    return cuda::cross_entropy_forward(l, logits, labels, loss, lse);
+  }
   const int64_t vocabulary = logits.size(1);
   const auto rows = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -68,6 +73,9 @@ void cross_entropy_backward(Launch l, View<T> logits,
                             View<const Accumulator<T>> weight) {
   if (l.dry) return;
   check(logits, labels, lse, weight);
+  if (kCuda && l.on_cuda()) {
+    return cuda::cross_entropy_backward(l, logits, labels, lse, weight);
+  }
   using A = Accumulator<T>;
   const int64_t vocabulary = logits.size(1);
   const auto rows = [&](int64_t begin, int64_t end) {

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/dispatch/dispatch.h"
+#include "kernels/dispatch/dispatch_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -33,6 +35,9 @@ void dispatch_forward(Launch l, View<const T> x, View<const int32_t> row,
                       View<T> x_routed) {
   if (l.dry) return;
   check<T>(x, row, x_routed);
+  if (kCuda && l.on_cuda()) {
+    return cuda::dispatch_forward(l, x, row, x_routed);
+  }
   const int64_t width = x.size(1), top_k = row.size(1);
   const auto copy = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -52,6 +57,9 @@ void dispatch_backward(Launch l, View<const T> dx_routed,
                        View<const int32_t> row, View<T> dx) {
   if (l.dry) return;
   check<T>(dx, row, dx_routed);
+  if (kCuda && l.on_cuda()) {
+    return cuda::dispatch_backward(l, dx_routed, row, dx);
+  }
   using A = Accumulator<T>;
   const int64_t width = dx.size(1), top_k = row.size(1);
   const auto add = [&](int64_t begin, int64_t end) {

@@ -126,7 +126,9 @@ TEST(Dispatch, ThreadsDoNotChangeABit) {
   }));
 }
 
+// On the CPU: no other device has so much address space to spare.
 TEST(Dispatch, RowsMayLieBeyondTwoToThe31Elements) {
+  Threads cpu(1);
   // Three rows, 2^30 floats apart: address space, not memory.
   const int64_t step = int64_t{1} << 30, rows = 3;
   const size_t size = sizeof(float) * (step * (rows - 1) + 8);
@@ -138,8 +140,8 @@ TEST(Dispatch, RowsMayLieBeyondTwoToThe31Elements) {
   Buffer<float> x({1, 8}), dx({1, 8});
   x.normal(1);
   const std::vector<int32_t> row = {0, 2};
-  dispatch_forward(launch(), x.in(), view_of(row, Shape{1, 2}), far);
-  dispatch_backward<float>(launch(), far, view_of(row, Shape{1, 2}), dx.view());
+  dispatch_forward(cpu, x.in(), view_of(row, Shape{1, 2}), far);
+  dispatch_backward<float>(cpu, far, view_of(row, Shape{1, 2}), dx.view());
   for (int d = 0; d < 8; ++d) {
     EXPECT_EQ(far(2, d), x.view()(0, d));
     EXPECT_EQ(far(1, d), 0);
@@ -148,15 +150,17 @@ TEST(Dispatch, RowsMayLieBeyondTwoToThe31Elements) {
   munmap(memory, size);
 }
 
+// On the CPU: elsewhere the host cannot read rows.
 TEST(DispatchDeath, RowsOutsideOfTheCapacityAreErrors) {
+  Threads cpu(1);
   Buffer<float> x({1, 4}), y({2, 4});
   for (int32_t bad : {2, -2}) {
     const std::vector<int32_t> row = {bad};
     const auto view = view_of(row, Shape{1, 1});
     const std::string message =
         "\\[dispatch\\] row " + std::to_string(bad) + " of 2";
-    EXPECT_DEATH(dispatch_forward(launch(), x.in(), view, y.view()), message);
-    EXPECT_DEATH(dispatch_backward(launch(), y.in(), view, x.view()), message);
+    EXPECT_DEATH(dispatch_forward(cpu, x.in(), view, y.view()), message);
+    EXPECT_DEATH(dispatch_backward(cpu, y.in(), view, x.view()), message);
   }
 }
 

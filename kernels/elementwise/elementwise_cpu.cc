@@ -3,7 +3,10 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/elementwise/elementwise.h"
+#include "kernels/elementwise/elementwise_cuda.h"
+#include "kernels/elementwise/nest.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -12,62 +15,8 @@ namespace {
 // Work that outlasts waking a thread.
 constexpr int64_t kElementsPerChunk = 16384;
 
-// The same loop nest for N operands, with as few and as long dimensions as
-// their strides allow. The last dimension is the inner loop.
-template <int N>
-struct Nest {
-  Shape shape;
-  std::array<Shape, N> strides;
-
-  // May dimension d be joined with d + 1? Then one index walks both.
-  bool joined(int d) const {
-    for (const Shape& s : strides) {
-      if (s[d] != s[d + 1] * shape[d + 1]) return false;
-    }
-    return true;
-  }
-  int64_t inner() const { return shape[-1]; }
-  int64_t rows() const {
-    return shape.elements() / std::max<int64_t>(1, inner());
-  }
-
-  // Where row `row` begins in each operand.
-  std::array<int64_t, N> offsets(int64_t row) const {
-    std::array<int64_t, N> at{};
-    for (int d = shape.rank() - 2; d >= 0; --d) {
-      const int64_t index = row % shape[d];
-      row /= shape[d];
-      for (int k = 0; k < N; ++k) at[k] += index * strides[k][d];
-    }
-    return at;
-  }
-};
-
-template <int N>
-Nest<N> nest(const Shape& shape, const std::array<Shape, N>& strides) {
-  // Dimensions of one element have no stride to speak of.
-  Nest<N> all;
-  for (int d = 0; d < shape.rank(); ++d) {
-    if (shape[d] == 1) continue;
-    all.shape.push_back(shape[d]);
-    for (int k = 0; k < N; ++k) all.strides[k].push_back(strides[k][d]);
-  }
-  Nest<N> out;
-  for (int d = 0; d < all.shape.rank(); ++d) {
-    if (d > 0 && all.joined(d - 1)) {
-      out.shape[-1] *= all.shape[d];
-      for (int k = 0; k < N; ++k) out.strides[k][-1] = all.strides[k][d];
-    } else {
-      out.shape.push_back(all.shape[d]);
-      for (int k = 0; k < N; ++k) out.strides[k].push_back(all.strides[k][d]);
-    }
-  }
-  if (out.shape.rank() == 0) {  // a single element
-    out.shape.push_back(shape.elements());
-    for (int k = 0; k < N; ++k) out.strides[k].push_back(1);
-  }
-  return out;
-}
+using internal::Nest;
+using internal::nest;
 
 // f(element of each view...) for one run of the inner loop.
 template <class F, class... T, size_t... I>
@@ -81,18 +30,21 @@ void inner_loop(F f, int64_t n, const std::array<int64_t, sizeof...(T)>& step,
   }
 }
 
+template <class First, class... Rest>
+void check_same(const char* op, const First& first, const Rest&... rest) {
+  CHECK(((rest.shape == first.shape) && ...))
+      << "[" << op << "] shapes differ: " << describe(first)
+      << (("; " + describe(rest)) + ...);
+}
+
 // f(element of each view...) at every index. Chunks are whole rows of the nest,
 // or pieces of the only row.
 template <class F, class... T>
-void map(const char* op, Launch l, F f, View<T>... view) {
+void map(Launch l, F f, View<T>... view) {
   constexpr int kN = sizeof...(T);
-  const std::array<Shape, kN> shapes = {view.shape...};
-  for (const Shape& shape : shapes) {
-    CHECK(shape == shapes[0])
-        << "[" << op << "] shapes differ: " << ((describe(view) + "; ") + ...);
-  }
-  if (shapes[0].elements() == 0) return;
-  const Nest<kN> loop = nest<kN>(shapes[0], {view.strides...});
+  const Shape shape = std::get<0>(std::tie(view...)).shape;
+  if (shape.elements() == 0) return;
+  const Nest<kN> loop = nest<kN>(shape, {view.strides...});
   std::array<int64_t, kN> step;
   for (int k = 0; k < kN; ++k) step[k] = loop.strides[k][-1];
   const auto run = [&](std::array<int64_t, kN> at, int64_t n) {
@@ -125,35 +77,40 @@ void map(const char* op, Launch l, F f, View<T>... view) {
 template <class T>
 void add(Launch l, View<const T> a, View<const T> b, View<T> y) {
   if (l.dry) return;
+  check_same("add", a, b, y);
+  if (kCuda && l.on_cuda()) return cuda::add(l, a, b, y);
   map(
-      "add", l,
-      [](const T& a, const T& b, T& y) { store(y, load(a) + load(b)); }, a, b,
-      y);
+      l, [](const T& a, const T& b, T& y) { store(y, load(a) + load(b)); }, a,
+      b, y);
 }
 
 template <class T>
 void mul(Launch l, View<const T> a, View<const T> b, View<T> y) {
   if (l.dry) return;
+  check_same("mul", a, b, y);
+  if (kCuda && l.on_cuda()) return cuda::mul(l, a, b, y);
   map(
-      "mul", l,
-      [](const T& a, const T& b, T& y) { store(y, load(a) * load(b)); }, a, b,
-      y);
+      l, [](const T& a, const T& b, T& y) { store(y, load(a) * load(b)); }, a,
+      b, y);
 }
 
 template <class T>
 void accumulate(Launch l, View<const T> x, View<T> y) {
   if (l.dry) return;
+  check_same("accumulate", x, y);
+  if (kCuda && l.on_cuda()) return cuda::accumulate(l, x, y);
   map(
-      "accumulate", l, [](const T& x, T& y) { store(y, load(y) + load(x)); }, x,
-      y);
+      l, [](const T& x, T& y) { store(y, load(y) + load(x)); }, x, y);
 }
 
 template <class X, class Y>
 void axpy(Launch l, double alpha, View<const X> x, View<Y> y) {
   if (l.dry) return;
+  check_same("axpy", x, y);
+  if (kCuda && l.on_cuda()) return cuda::axpy(l, alpha, x, y);
   using A = Accumulator<Y>;
   map(
-      "axpy", l,
+      l,
       [alpha = static_cast<A>(alpha)](const X& x, Y& y) {
         store(y, std::fma(alpha, static_cast<A>(load(x)), load(y)));
       },
@@ -163,8 +120,10 @@ void axpy(Launch l, double alpha, View<const X> x, View<Y> y) {
 template <class T>
 void scale(Launch l, double alpha, View<const T> x, View<T> y) {
   if (l.dry) return;
+  check_same("scale", x, y);
+  if (kCuda && l.on_cuda()) return cuda::scale(l, alpha, x, y);
   map(
-      "scale", l,
+      l,
       [alpha = static_cast<Accumulator<T>>(alpha)](const T& x, T& y) {
         store(y, alpha * load(x));
       },
@@ -174,12 +133,14 @@ void scale(Launch l, double alpha, View<const T> x, View<T> y) {
 template <class A, class B>
 void cast(Launch l, View<const A> x, View<B> y) {
   if (l.dry) return;
+  check_same("cast", x, y);
+  if (kCuda && l.on_cuda()) return cuda::cast(l, x, y);
   if constexpr (std::is_integral_v<A>) {
     map(
-        "cast", l, [](const A& x, B& y) { y = static_cast<B>(x); }, x, y);
+        l, [](const A& x, B& y) { y = static_cast<B>(x); }, x, y);
   } else {
     map(
-        "cast", l,
+        l,
         [](const A& x, B& y) {
           store(y, static_cast<Accumulator<B>>(load(x)));
         },
@@ -190,26 +151,29 @@ void cast(Launch l, View<const A> x, View<B> y) {
 template <class T>
 void copy(Launch l, View<const T> x, View<T> y) {
   if (l.dry) return;
+  check_same("copy", x, y);
+  if (kCuda && l.on_cuda()) return cuda::copy(l, x, y);
   if constexpr (std::is_same_v<T, bf16>) {
     map(
-        "copy", l, [](const T& x, T& y) { y.bits = x.bits; }, x, y);
+        l, [](const T& x, T& y) { y.bits = x.bits; }, x, y);
   } else {
     map(
-        "copy", l, [](const T& x, T& y) { y = x; }, x, y);
+        l, [](const T& x, T& y) { y = x; }, x, y);
   }
 }
 
 template <class T>
 void fill(Launch l, double value, View<T> y) {
   if (l.dry) return;
+  if (kCuda && l.on_cuda()) return cuda::fill(l, value, y);
   if constexpr (std::is_same_v<T, bf16>) {
     const uint16_t bits = bf16(static_cast<float>(value)).bits;
     map(
-        "fill", l, [bits](T& y) { y.bits = bits; }, y);
+        l, [bits](T& y) { y.bits = bits; }, y);
   } else {
     const T v = static_cast<T>(value);
     map(
-        "fill", l, [v](T& y) { y = v; }, y);
+        l, [v](T& y) { y = v; }, y);
   }
 }
 
@@ -218,6 +182,7 @@ void sum(Launch l, View<const T> x, View<Accumulator<T>> y) {
   if (l.dry) return;
   using A = Accumulator<T>;
   CHECK_EQ(y.elements(), 1) << "[sum] y is " << describe(y);
+  if (kCuda && l.on_cuda()) return cuda::sum(l, x, y);
   std::array<A, kSumChunks> partial{};
   if (x.elements() > 0) {
     const Nest<1> loop = nest<1>(x.shape, {x.strides});

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/embedding/embedding_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -16,10 +18,13 @@ void check(const char* op, const View<const int32_t>& ids, const View<X>& table,
   CHECK(dense_rows(table) && dense_rows(rows))
       << "[" << op << "] last strides: " << describe(table) << ", "
       << describe(rows);
+}
+
+void check_ids(const char* op, const View<const int32_t>& ids, int64_t table) {
   for (int64_t t = 0; t < ids.size(0); ++t) {
-    CHECK(ids(t) >= 0 && ids(t) < table.size(0))
-        << "[" << op << "] id " << ids(t) << " of token " << t << ", table is "
-        << describe(table);
+    CHECK(ids(t) >= 0 && ids(t) < table)
+        << "[" << op << "] id " << ids(t) << " of token " << t
+        << ", the table has " << table;
   }
 }
 
@@ -30,6 +35,10 @@ void embedding_forward(Launch l, View<const int32_t> ids_T,
                        View<const T> table_VD, View<T> y_TD) {
   if (l.dry) return;
   check("embedding_forward", ids_T, table_VD, y_TD);
+  if (kCuda && l.on_cuda()) {
+    return cuda::embedding_forward(l, ids_T, table_VD, y_TD);
+  }
+  check_ids("embedding_forward", ids_T, table_VD.size(0));
   const int64_t d = table_VD.size(1);
   l.threads->parallel_for(
       ids_T.size(0), rows_per_chunk(d), [&](int64_t begin, int64_t end) {
@@ -46,6 +55,10 @@ void embedding_backward(Launch l, View<const int32_t> ids_T,
   if (l.dry) return;
   using A = Accumulator<T>;
   check("embedding_backward", ids_T, dtable_VD, dy_TD);
+  if (kCuda && l.on_cuda()) {
+    return cuda::embedding_backward(l, ids_T, dy_TD, dtable_VD, padding_id);
+  }
+  check_ids("embedding_backward", ids_T, dtable_VD.size(0));
   // Each column is one thread's, which walks the tokens in order: two tokens of
   // the same id never meet.
   const int64_t d = dtable_VD.size(1);

@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/grad_norm/grad_norm.h"
+#include "kernels/grad_norm/grad_norm_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -29,6 +32,7 @@ template <class A>
 double squared_norm(Launch l, View<const A> x) {
   if (l.dry) return 0;
   check(x);
+  if (kCuda && l.on_cuda()) return cuda::squared_norm(l, x);
   std::array<double, kMaxChunks> partial{};
   const int64_t n = x.elements(), grain = chunk_length(n);
   l.threads->parallel_for(n, grain, [&](int64_t begin, int64_t end) {
@@ -50,6 +54,7 @@ template <class A>
 bool all_finite(Launch l, View<const A> x) {
   if (l.dry) return true;
   check(x);
+  if (kCuda && l.on_cuda()) return cuda::all_finite(l, x);
   std::array<bool, kMaxChunks> bad{};
   const int64_t n = x.elements(), grain = chunk_length(n);
   l.threads->parallel_for(n, grain, [&](int64_t begin, int64_t end) {
@@ -62,9 +67,46 @@ bool all_finite(Launch l, View<const A> x) {
   return std::none_of(bad.begin(), bad.end(), [](bool b) { return b; });
 }
 
+template <class A>
+void add_squared_norm(Launch l, View<const A> x, View<double> partial,
+                      View<double> total) {
+  if (l.dry) return;
+  check(x);
+  CHECK(partial.contiguous() && partial.elements() >= kNormPartials &&
+        total.elements() == 1)
+      << "[grad_norm] partial is " << describe(partial) << ", total is "
+      << describe(total);
+  if (kCuda && l.on_cuda()) {
+    return cuda::add_squared_norm(l, x, partial, total);
+  }
+  *total.data += squared_norm(l, x);
+}
+
+void clip_factor(Launch l, View<const double> squares, double max_norm,
+                 View<double> factor) {
+  if (l.dry) return;
+  CHECK(squares.elements() == 1 && factor.elements() == 1)
+      << "[grad_norm] squares is " << describe(squares) << ", factor is "
+      << describe(factor);
+  if (kCuda && l.on_cuda()) {
+    return cuda::clip_factor(l, squares, max_norm, factor);
+  }
+  const double norm = std::sqrt(*squares.data);
+  if (!std::isfinite(norm)) {
+    *factor.data = std::numeric_limits<double>::quiet_NaN();
+  } else {
+    *factor.data =
+        max_norm > 0 ? std::min(1.0, max_norm / (norm + kClipEps)) : 1.0;
+  }
+}
+
 template double squared_norm(Launch, View<const float>);
 template double squared_norm(Launch, View<const double>);
 template bool all_finite(Launch, View<const float>);
 template bool all_finite(Launch, View<const double>);
+template void add_squared_norm(Launch, View<const float>, View<double>,
+                               View<double>);
+template void add_squared_norm(Launch, View<const double>, View<double>,
+                               View<double>);
 
 }  // namespace tapeline

@@ -86,6 +86,30 @@ TEST(GradNorm, LargeAndSmallElementsDoNotOverflowOrVanish) {
   EXPECT_TRUE(all_finite(launch(), view(small)));
 }
 
+TEST_P(GradNormLengths, SumsStayWhereTheyAreMade) {
+  const auto x = draw<float>(GetParam());
+  Buffer<double> partial({kNormPartials}), total({1});
+  total.set({0.5});
+  add_squared_norm(launch(), view(x), partial.view(), total.view());
+  EXPECT_EQ(total.values()[0], 0.5 + squared_norm(launch(), view(x)));
+  EXPECT_TRUE(partial.guards_intact() && total.guards_intact());
+}
+
+TEST(ClipFactor, FollowsTorch) {
+  Buffer<double> squares({1}), factor({1});
+  const auto clip = [&](double s, double max_norm) {
+    squares.set({s});
+    clip_factor(launch(), squares.in(), max_norm, factor.view());
+    return factor.values()[0];
+  };
+  EXPECT_DOUBLE_EQ(clip(16, 1), 1 / 4.000001);
+  EXPECT_EQ(clip(0.25, 1), 1);
+  EXPECT_EQ(clip(0, 1), 1);
+  EXPECT_EQ(clip(1e10, 0), 1);
+  EXPECT_TRUE(std::isnan(clip(std::numeric_limits<double>::infinity(), 1)));
+  EXPECT_TRUE(std::isnan(clip(std::nan(""), 0)));
+}
+
 TEST(GradNormDeath, StridesAreAnError) {
   const std::vector<float> x(12);
   const View<const float> strided(x.data(), Shape{3, 2}, Shape{4, 1});

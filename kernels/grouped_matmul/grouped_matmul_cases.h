@@ -29,6 +29,9 @@ inline std::vector<GroupedMatmulCase> grouped_matmul_cases() {
       {{300, 1, 77}, 2, 21, 530, 3},  // more columns than a tile
       {{2, 260}, 2, 515, 33, 1},
       {{4, 6}, 3, 12, 10, 0, 5},  // rows before the first expert
+      // What tensor cores take on CUDA (bf16), with ragged tiles either way.
+      {{130, 0, 65, 1}, 3, 200, 264},
+      {{200, 0, 70}, 5, 256, 384, 8, 2},
   };
 }
 

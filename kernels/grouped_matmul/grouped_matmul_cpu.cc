@@ -1,4 +1,6 @@
+#include "kernels/cuda_dispatch.h"
 #include "kernels/grouped_matmul/grouped_matmul.h"
+#include "kernels/grouped_matmul/grouped_matmul_cuda.h"
 #include "kernels/matmul/gemm_tile.h"
 
 namespace tapeline {
@@ -27,10 +29,16 @@ void check(const char* op, const View<X>& rows_D, const View<Y>& rows_F,
   CHECK(blas_rows(rows_D) && blas_rows(rows_F) && blas_rows(w))
       << "[" << op << "] rows: " << describe(rows_D) << ", " << describe(rows_F)
       << ", " << describe(w);
-  CHECK(offsets(0) >= 0 && offsets(w.size(0)) <= rows_D.size(0))
-      << "[" << op << "] offsets " << offsets(0) << " .. " << offsets(w.size(0))
-      << " of " << rows_D.size(0) << " rows";
-  for (int64_t e = 0; e < w.size(0); ++e) {
+}
+
+// On the CPU alone: a device's offsets are not the host's to read.
+void check_offsets(const char* op, const View<const int32_t>& offsets,
+                   int64_t rows) {
+  const int64_t experts = offsets.size(0) - 1;
+  CHECK(offsets(0) >= 0 && offsets(experts) <= rows)
+      << "[" << op << "] offsets " << offsets(0) << " .. " << offsets(experts)
+      << " of " << rows << " rows";
+  for (int64_t e = 0; e < experts; ++e) {
     CHECK_LE(offsets(e), offsets(e + 1)) << "[" << op << "] expert " << e;
   }
 }
@@ -87,6 +95,10 @@ void grouped_matmul_forward(Launch l, View<const T> x_RD, View<const T> w_EFD,
                             View<const int32_t> offsets, View<T> y_RF) {
   if (l.dry) return;
   check("grouped_matmul_forward", x_RD, y_RF, w_EFD, offsets);
+  if (kCuda && l.on_cuda()) {
+    return cuda::grouped_matmul_forward(l, x_RD, w_EFD, offsets, y_RF);
+  }
+  check_offsets("grouped_matmul_forward", offsets, x_RD.size(0));
   rows_times_weights(l, x_RD, w_EFD, /*transpose=*/true, offsets, y_RF);
 }
 
@@ -95,6 +107,10 @@ void grouped_matmul_dgrad(Launch l, View<const T> dy_RF, View<const T> w_EFD,
                           View<const int32_t> offsets, View<T> dx_RD) {
   if (l.dry) return;
   check("grouped_matmul_dgrad", dx_RD, dy_RF, w_EFD, offsets);
+  if (kCuda && l.on_cuda()) {
+    return cuda::grouped_matmul_dgrad(l, dy_RF, w_EFD, offsets, dx_RD);
+  }
+  check_offsets("grouped_matmul_dgrad", offsets, dx_RD.size(0));
   rows_times_weights(l, dy_RF, w_EFD, /*transpose=*/false, offsets, dx_RD);
 }
 
@@ -103,6 +119,10 @@ void grouped_matmul_wgrad(Launch l, View<const T> dy_RF, View<const T> x_RD,
                           View<const int32_t> offsets, View<G> dw_EFD) {
   if (l.dry) return;
   check("grouped_matmul_wgrad", x_RD, dy_RF, dw_EFD, offsets);
+  if (kCuda && l.on_cuda()) {
+    return cuda::grouped_matmul_wgrad(l, dy_RF, x_RD, offsets, dw_EFD);
+  }
+  check_offsets("grouped_matmul_wgrad", offsets, x_RD.size(0));
   const int64_t f = dw_EFD.size(1), d = dw_EFD.size(2);
   const int64_t tiles_d = ceil_div(d, kTileColumns);
   const int64_t tiles = ceil_div(f, kTileRows) * tiles_d;

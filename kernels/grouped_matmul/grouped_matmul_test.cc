@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/grouped_matmul/grouped_matmul_cases.h"
+#include "kernels/grouped_matmul/grouped_matmul_fast.h"
 #include "tests/support/buffer.h"
 #include "tests/support/close.h"
 #include "tests/support/threads.h"
@@ -130,6 +131,22 @@ TYPED_TEST(GroupedMatmul, WgradAddsEachExpertsRows) {
   }
 }
 
+// That is, on CUDA both kernels meet the cases above.
+TEST(GroupedMatmulCases, TakeEitherPath) {
+  int plain = 0, wgmma = 0;
+  for (const GroupedMatmulCase& c : grouped_matmul_cases()) {
+    Problem<bf16> p(c);
+    for (const GroupedMatmulPath& path :
+         {grouped_matmul_forward_path(p.x.in(), p.w.in(), p.y.view()),
+          grouped_matmul_dgrad_path(p.dy.in(), p.w.in(), p.dx.view()),
+          grouped_matmul_wgrad_path(p.dy.in(), p.x.in(), p.dw.view())}) {
+      ++(path.wgmma ? wgmma : plain);
+    }
+  }
+  EXPECT_GE(plain, 3);
+  EXPECT_GE(wgmma, 3 * 8);
+}
+
 TYPED_TEST(GroupedMatmul, BitsDoNotDependOnThreads) {
   using T = TypeParam;
   Problem<T> p({{200, 0, 333, 64}, 11, 512, 256});
@@ -147,14 +164,16 @@ TYPED_TEST(GroupedMatmul, BitsDoNotDependOnThreads) {
       }));
 }
 
+// On the CPU: a device's offsets are not the host's to read.
 TEST(GroupedMatmulDeathTest, OffsetsStayInsideTheCapacity) {
+  Threads threads(1);
   Problem<float> p({{3, 5}, 0, 4, 4});
   p.offsets.set({0, 3, 9});
-  EXPECT_DEATH(grouped_matmul_forward(launch(), p.x.in(), p.w.in(),
+  EXPECT_DEATH(grouped_matmul_forward(threads, p.x.in(), p.w.in(),
                                       p.offsets.in(), p.y.view()),
                "\\[grouped_matmul_forward\\] offsets 0 .. 9 of 8 rows");
   p.offsets.set({0, 5, 4});
-  EXPECT_DEATH(grouped_matmul_forward(launch(), p.x.in(), p.w.in(),
+  EXPECT_DEATH(grouped_matmul_forward(threads, p.x.in(), p.w.in(),
                                       p.offsets.in(), p.y.view()),
                "expert 1");
 }

@@ -10,7 +10,10 @@
 // w is used as it comes: weights_proj(x) H^-0.5 is the caller's product, and
 // may be negative. Last strides are 1. Scores are -inf outside of the range;
 // relu keeps NaN. A score's bits follow from its own query and key: heads are
-// added in ascending order, fused. Keys outside of the range are not read.
+// added in a fixed order, fused. On the CPU it is ascending; on tensor cores
+// four lanes hold a query's heads, two neighbours in every eight each, so a
+// lane adds its own in ascending order and then lanes 0 + 2 and 1 + 3 and both
+// are added. No score depends on keys outside of the range.
 // DeepSeek-V3.2 (2025), eq. 1 with the scale of GLM-5.
 #pragma once
 

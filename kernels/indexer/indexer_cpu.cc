@@ -2,8 +2,10 @@
 #include <limits>
 
 #include "kernels/attention/rows.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/indexer/index_scores.h"
 #include "kernels/indexer/indexer.h"
+#include "kernels/indexer/indexer_cuda.h"
 #include "kernels/top_k/top_k.h"
 
 namespace tapeline {
@@ -62,7 +64,7 @@ struct Indexer {
         << describe(k) << ", w is " << describe(w);
     CHECK(dim <= kMaxHeadDim) << "[" << op << "] heads wider than "
                               << kMaxHeadDim << ": q is " << describe(q);
-    check_key_ranges(op, range, tokens, keys);
+    check_key_range_shapes(op, range, tokens);
   }
 };
 
@@ -80,6 +82,11 @@ void indexer_scores(Launch l, View<const T> q_THD, View<const T> k_SD,
         dense_rows(scores_TS))
       << "[indexer_scores] shapes: q is " << describe(q_THD) << ", k is "
       << describe(k_SD) << ", scores is " << describe(scores_TS);
+  if (kCuda && l.on_cuda()) {
+    return cuda::indexer_scores<T>(l, q_THD, k_SD, w_TH, range, scale,
+                                   scores_TS);
+  }
+  check_key_ranges("indexer_scores", range, indexer.tokens, indexer.keys);
   l.threads->parallel_for(
       indexer.tokens, kQueriesPerChunk, [&](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; ++t) {
@@ -108,6 +115,11 @@ void indexer_select(Launch l, View<const T> q_THD, View<const T> k_SD,
   CHECK((ids_TK.shape == Shape{indexer.tokens, selected}))
       << "[indexer_select] shapes: q is " << describe(q_THD) << ", ids is "
       << describe(ids_TK) << ", selected is " << selected;
+  if (kCuda && l.on_cuda()) {
+    return cuda::indexer_select<T>(l, q_THD, k_SD, w_TH, range, scale, selected,
+                                   ids_TK, workspace, kRowsInWorkspace);
+  }
+  check_key_ranges("indexer_select", range, indexer.tokens, indexer.keys);
   for (int64_t row = 0; row < indexer.tokens; row += kRowsInWorkspace) {
     const int64_t rows = std::min(kRowsInWorkspace, indexer.tokens - row);
     const View<A> scores(reinterpret_cast<A*>(workspace), {rows, indexer.keys});

@@ -87,9 +87,8 @@ class IndexerTest : public testing::TestWithParam<IndexerCase> {
  protected:
   template <class T>
   void expect_definition() {
-    Threads threads(1);
     Problem<T> p(GetParam());
-    p.score(threads);
+    p.score(launch());
     const std::vector<double> e =
         by_definition(p.c, p.q.values(), p.k.values(), p.w.values());
     // Against the size of all scores: those of a row may cancel.
@@ -101,12 +100,11 @@ class IndexerTest : public testing::TestWithParam<IndexerCase> {
 
   template <class T>
   void expect_selection_of_scores() {
-    Threads threads(1);
     Problem<T> p(GetParam());
-    p.score(threads);
-    p.select(threads);
+    p.score(launch());
+    p.select(launch());
     Buffer<int32_t> expected({p.c.tokens(), p.c.selected});
-    top_k<Accumulator<T>>(threads, p.scores.in(), p.range(), p.c.selected,
+    top_k<Accumulator<T>>(launch(), p.scores.in(), p.range(), p.c.selected,
                           expected.view());
     EXPECT_EQ(p.ids.values(), expected.values());
     EXPECT_TRUE(p.ids.guards_intact());
@@ -152,15 +150,14 @@ void expect_golden() {
                 static_cast<int>(golden.shape("ids")[1]),
                 packed({24, 40}),
                 1 / std::sqrt(static_cast<double>(q[2]))};
-  Threads threads(1);
   Problem<T> p(c);
   p.q.set(golden.values("q"));
   p.k.set(golden.values("k"));
   std::vector<double> w = golden.values("w");
   for (double& x : w) x /= std::sqrt(static_cast<double>(c.heads));
   p.w.set(w);
-  p.score(threads);
-  p.select(threads);
+  p.score(launch());
+  p.select(launch());
   const std::vector<float> scores = golden.floats("scores");
   EXPECT_TRUE(Close(p.scores.in(),
                     View<const float>(scores.data(), p.scores.in().shape),
@@ -195,7 +192,6 @@ TEST(Indexer, SelectionWorksInTilesOfRows) {
 
 // Queries are orthogonal to all keys but some: scores of 0 decide by index.
 TEST(Indexer, EqualScoresGoToTheSmallerKey) {
-  Threads threads(1);
   IndexerCase c{"", 1, 2, 70, 4, {{0, 70}, {10, 70}}, 1.0};
   Problem<float> p(c);
   p.q.set({1, 0, 1, 0});
@@ -206,21 +202,20 @@ TEST(Indexer, EqualScoresGoToTheSmallerKey) {
     k.push_back(s);
   }
   p.k.set(k);
-  p.select(threads);
+  p.select(launch());
   EXPECT_EQ(p.ids.values(), (std::vector<double>{0, 1, 2, 66, 10, 11, 12, 66}));
 }
 
 TEST(Indexer, KeysOutsideOfTheRangeAreNotRead) {
-  Threads threads(1);
   const IndexerCase c = find("Training");
   Problem<float> clean(c), p(c);
   for (int64_t s = 170; s < 300; ++s) {  // the second sequence
     for (int64_t d = 0; d < c.dim; ++d) p.k.view()(s, d) = NAN;
   }
-  clean.score(threads);
-  clean.select(threads);
-  p.score(threads);
-  p.select(threads);
+  clean.score(launch());
+  clean.select(launch());
+  p.score(launch());
+  p.select(launch());
   for (int64_t t = 0; t < 170; ++t) {
     EXPECT_TRUE(Bitwise(p.scores.in()[t], clean.scores.in()[t])) << t;
     EXPECT_TRUE(Bitwise(p.ids.in()[t], clean.ids.in()[t])) << t;
@@ -228,21 +223,19 @@ TEST(Indexer, KeysOutsideOfTheRangeAreNotRead) {
 }
 
 TEST(Indexer, NanScoresAreKept) {
-  Threads threads(1);
   Problem<float> p(find("SmallOdd"));
   p.q.view()(1, 0, 0) = NAN;
-  p.score(threads);
+  p.score(launch());
   EXPECT_TRUE(std::isnan(p.scores.view()(1, 0)));
   EXPECT_FALSE(std::isnan(p.scores.view()(2, 0)));
 }
 
 TEST(IndexerDeathTest, NamesTheShapesThatDisagree) {
-  Threads threads(1);
   Problem<float> p(find("SmallOdd"));
   const Buffer<float> k({7, 6});
   EXPECT_DEATH(
-      indexer_scores<float>(threads, p.q.in(), k.in(), p.w.in(), p.range(), 1.0,
-                            p.scores.view()),
+      indexer_scores<float>(launch(), p.q.in(), k.in(), p.w.in(), p.range(),
+                            1.0, p.scores.view()),
       "\\[indexer_scores\\] shapes: q is f32\\[7, 3, 5\\].*f32\\[7, 6\\]");
 }
 

@@ -3,8 +3,10 @@
 
 #include "kernels/attention/rows.h"
 #include "kernels/attention/tile.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/indexer/index_scores.h"
 #include "kernels/indexer_loss/indexer_loss.h"
+#include "kernels/indexer_loss/indexer_loss_cuda.h"
 #include "kernels/sparse_attention/selected.h"
 
 namespace tapeline {
@@ -227,6 +229,11 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
         (target_TK.shape == ids_TK.shape && dense_rows(target_TK)))
       << "[indexer_loss] target is " << describe(target_TK) << ", ids is "
       << describe(ids_TK);
+  if (kCuda && l.on_cuda()) {
+    return cuda::indexer_loss_forward<T>(l, qI_THD, kI_SD, w_TH, index_scale,
+                                         q_THD, kv_SD, lse_TH, attention_scale,
+                                         ids_TK, loss_T, dscore_TK, target_TK);
+  }
   l.threads->parallel_for(
       tokens, kQueriesPerChunk, [&](int64_t begin, int64_t end) {
         Row<A> row;
@@ -271,6 +278,9 @@ void indexer_kl(Launch l, View<const A> scores_TK, View<const A> target_TK,
       << ", target is " << describe(target_TK) << ", ids is "
       << describe(ids_TK) << ", loss is " << describe(loss_T) << ", dscore is "
       << describe(dscore_TK);
+  if (kCuda && l.on_cuda()) {
+    return cuda::indexer_kl(l, scores_TK, target_TK, ids_TK, loss_T, dscore_TK);
+  }
   const int64_t slots = ids_TK.size(1);
   l.threads->parallel_for(ids_TK.size(0), rows_per_chunk(slots),
                           [&](int64_t begin, int64_t end) {
@@ -308,12 +318,20 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
       << "[indexer_loss] gradients: dloss is " << describe(dloss_T)
       << ", dq is " << describe(dqI_THD) << ", dk is " << describe(dkI_SD)
       << ", dw is " << describe(dw_TH);
+  const auto inverse = [&] {
+    return "offsets is " + describe(inverse_offsets_S1) + ", entries is " +
+           describe(inverse_entries) + " for k " + describe(kI_SD);
+  };
   CHECK((inverse_offsets_S1.shape == Shape{keys + 1}) &&
-        inverse_entries.rank() == 1 &&
-        inverse_offsets_S1(keys) <= inverse_entries.size(0))
-      << "[indexer_loss] inverse: offsets is " << describe(inverse_offsets_S1)
-      << ", entries is " << describe(inverse_entries) << " for k "
-      << describe(kI_SD);
+        inverse_entries.rank() == 1)
+      << "[indexer_loss] inverse: " << inverse();
+  if (kCuda && l.on_cuda()) {
+    return cuda::indexer_loss_backward<T>(
+        l, dscore_TK, dloss_T, qI_THD, kI_SD, w_TH, index_scale, ids_TK,
+        inverse_offsets_S1, inverse_entries, dqI_THD, dkI_SD, dw_TH);
+  }
+  CHECK_LE(inverse_offsets_S1(keys), inverse_entries.size(0))
+      << "[indexer_loss] inverse: " << inverse();
   const Backward<T> backward{dscore_TK,
                              dloss_T,
                              qI_THD,

@@ -50,10 +50,9 @@ struct Problem {
     dloss.normal(6);
     ids.set(
         std::vector<double>(c.attention.ids.begin(), c.attention.ids.end()));
-    Threads one(1);
-    sparse_attention_forward<T>(one, q.in(), kv.in(), ids.in(),
+    sparse_attention_forward<T>(launch(), q.in(), kv.in(), ids.in(),
                                 c.attention.scale, o.view(), lse.view());
-    invert_ids(one, ids.in(), offsets.view(), entries.view());
+    invert_ids(launch(), ids.in(), offsets.view(), entries.view());
   }
   void forward(Launch l) {
     indexer_loss_forward<T>(l, qi.in(), ki.in(), w.in(), c.index_scale, q.in(),
@@ -160,10 +159,9 @@ class IndexerLossTest : public testing::TestWithParam<IndexerLossCase> {
   // are differences, of rows with one key of equal numbers.
   template <class T>
   void expect_definition() {
-    Threads threads(1);
     Problem<T> p(GetParam());
-    p.forward(threads);
-    p.backward(threads);
+    p.forward(launch());
+    p.backward(launch());
     const Expected e = by_definition(p);
     const int64_t terms =
         16 * (p.K + p.c.index_heads * p.c.index_dim + p.c.attention.dim);
@@ -220,13 +218,12 @@ TEST(IndexerLoss, ThreadsDoNotChangeABit) {
 }
 
 TEST(IndexerLoss, GradientsEqualFiniteDifferences) {
-  Threads threads(1);
   for (const char* name : {"SmallOdd", "SomeRowsEmpty", "AnyKeys"}) {
     Problem<double> p(find(name));
-    p.forward(threads);
-    p.backward(threads);
+    p.forward(launch());
+    p.backward(launch());
     const auto loss = [&] {
-      p.forward(threads);
+      p.forward(launch());
       return inner_product(p.loss, p.dloss);
     };
     EXPECT_TRUE(Close(flat(p.dqi), numeric_gradient(p.qi, loss))) << name;
@@ -237,7 +234,6 @@ TEST(IndexerLoss, GradientsEqualFiniteDifferences) {
 
 // All queries choose one key, ds = 1: dk is the sum of all q, in f32.
 TEST(IndexerLoss, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
-  Threads threads(1);
   IndexerLossCase c{3, 1, 1.0, {"", 3000, 20, 1, 1, 1, 1, 0.5}};
   c.attention.ids.assign(c.attention.tokens, 17);
   Problem<float> p(c);
@@ -250,24 +246,24 @@ TEST(IndexerLoss, KeyGradientsAddQueriesAndThenHeadsInAscendingOrder) {
   p.w.set(std::vector<double>(p.T_ * 3, 1));
   p.dscore.set(std::vector<double>(p.T_, 1));
   p.dloss.set(std::vector<double>(p.T_, 1));
-  p.backward(threads);
+  p.backward(launch());
   float sum = 0;
   for (double x : p.qi.values()) sum += static_cast<float>(x);
   EXPECT_EQ(p.dki.view()(17, 0), sum);
 }
 
 TEST(IndexerLoss, OneWeightForAllRowsMayHaveStrideZero) {
-  Threads threads(1);
   Problem<float> p(find("SmallOdd"));
-  p.forward(threads);
+  p.forward(launch());
   p.dloss.set(std::vector<double>(p.T_, 0.25));
-  p.backward(threads);
+  p.backward(launch());
   const std::vector<double> dqi = p.dqi.values(), dki = p.dki.values();
   p.dqi.poison();
   p.dki.poison();
-  const float weight = 0.25f;
+  Buffer<float> weight({1});
+  weight.set({0.25});
   indexer_loss_backward<float>(
-      threads, p.dscore.in(), View<const float>(&weight, {p.T_}, {0}),
+      launch(), p.dscore.in(), View<const float>(weight.in().data, {p.T_}, {0}),
       p.qi.in(), p.ki.in(), p.w.in(), p.c.index_scale, p.ids.in(),
       p.offsets.in(), p.entries.in(), p.dqi.view(), p.dki.view(), p.dw.view());
   EXPECT_EQ(p.dqi.values(), dqi);
@@ -277,18 +273,17 @@ TEST(IndexerLoss, OneWeightForAllRowsMayHaveStrideZero) {
 // An lse over more keys than the selected makes probabilities that do not add
 // up to 1; one that is far off, none.
 TEST(IndexerLoss, TargetIsNormalisedOverTheRow) {
-  Threads threads(1);
   Problem<float> p(find("SmallOdd")), wider(find("SmallOdd"));
-  p.forward(threads);
+  p.forward(launch());
   std::vector<double> lse = p.lse.values();
   for (double& x : lse) x += 1;
   wider.lse.set(lse);
-  wider.forward(threads);
+  wider.forward(launch());
   EXPECT_TRUE(Close(flat(wider.dscore), flat(p.dscore), {1000}));
   EXPECT_TRUE(Close(flat(wider.loss), flat(p.loss), {1000}));
   for (double& x : lse) x += 1000;
   wider.lse.set(lse);
-  wider.forward(threads);
+  wider.forward(launch());
   for (double x : wider.loss.values()) EXPECT_EQ(x, 0);
   for (double x : wider.dscore.values()) EXPECT_TRUE(x >= 0 && x <= 1) << x;
 }
@@ -296,13 +291,12 @@ TEST(IndexerLoss, TargetIsNormalisedOverTheRow) {
 // A score far above the others leaves probabilities that round to 0; a target
 // of 0 costs nothing.
 TEST(IndexerKl, StaysFiniteAtTheEnds) {
-  Threads threads(1);
   Buffer<float> scores({3, 3}), target({3, 3}), loss({3}), dscore({3, 3});
   Buffer<int32_t> ids({3, 3});
   scores.set({0, 500, 1, 7, 7, 7, 1, 2, 3});
   target.set({1, 0, 0, 0, 0, 1, 0.5, 0.25, 0.25});
   ids.set({4, 5, 6, 1, -1, 0, -1, -1, -1});
-  indexer_kl<float>(threads, scores.in(), target.in(), ids.in(), loss.view(),
+  indexer_kl<float>(launch(), scores.in(), target.in(), ids.in(), loss.view(),
                     dscore.view());
   const std::vector<double> l = loss.values();
   EXPECT_NEAR(l[0], 500, 1e-3);
@@ -339,18 +333,18 @@ TEST(IndexerLoss, EqualsGoldenValuesForAGivenTarget) {
       target.view()(t, j) = all_targets[t * T + id];
     }
   }
-  Threads threads(1);
-  indexer_kl<float>(threads, scores.in(), target.in(), ids.in(), loss.view(),
+  indexer_kl<float>(launch(), scores.in(), target.in(), ids.in(), loss.view(),
                     dscore.view());
   double mean = 0;
   for (double x : loss.values()) mean += x / T;
   EXPECT_TRUE(Close(std::vector<float>{static_cast<float>(mean)},
                     golden.floats("kl"), {H * D}));
-  invert_ids(threads, ids.in(), offsets.view(), entries.view());
-  const float weight = 1.0f / T;
+  invert_ids(launch(), ids.in(), offsets.view(), entries.view());
+  Buffer<float> weight({1});
+  weight.set({1.0f / T});
   indexer_loss_backward<float>(
-      threads, dscore.in(), View<const float>(&weight, {T}, {0}), qi.in(),
-      ki.in(), w.in(), 1 / std::sqrt(static_cast<double>(D)), ids.in(),
+      launch(), dscore.in(), View<const float>(weight.in().data, {T}, {0}),
+      qi.in(), ki.in(), w.in(), 1 / std::sqrt(static_cast<double>(D)), ids.in(),
       offsets.in(), entries.in(), dqi.view(), dki.view(), dw.view());
   const int64_t terms = H * D + K + T;
   EXPECT_TRUE(Close(flat(dqi), golden.floats("dq"), {terms}));
@@ -393,8 +387,7 @@ TEST(IndexerKl, EqualsGoldenRowsOfAModel) {
           target.view()(t, j) = p[t * T + id];
         }
       }
-      Threads threads(1);
-      indexer_kl<float>(threads, scores.in(), target.in(), ids.in(),
+      indexer_kl<float>(launch(), scores.in(), target.in(), ids.in(),
                         loss.view(), dscore.view());
       EXPECT_TRUE(
           Close(flat(loss), kl.floats(mode + ".kl_rows" + layer), {16 * T}))
@@ -410,11 +403,10 @@ TEST(IndexerKl, EqualsGoldenRowsOfAModel) {
 }
 
 TEST(IndexerLossDeathTest, NamesTheShapesThatDisagree) {
-  Threads threads(1);
   Problem<float> p(find("SmallOdd"));
   const Buffer<float> ki({7, 8});
   EXPECT_DEATH(
-      indexer_loss_forward<float>(threads, p.qi.in(), ki.in(), p.w.in(), 1.0,
+      indexer_loss_forward<float>(launch(), p.qi.in(), ki.in(), p.w.in(), 1.0,
                                   p.q.in(), p.kv.in(), p.lse.in(), 1.0,
                                   p.ids.in(), p.loss.view(), p.dscore.view()),
       "\\[indexer_loss\\] indexer: q is f32\\[7, 3, 7\\].*f32\\[7, 8\\]");

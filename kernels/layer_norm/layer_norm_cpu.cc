@@ -1,6 +1,8 @@
 #include <cmath>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/layer_norm/layer_norm.h"
+#include "kernels/layer_norm/layer_norm_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -31,6 +33,10 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
   using A = Accumulator<T>;
   check("layer_norm_forward", x_ND, y_ND, w_D.elements(), mean_N, rstd_N);
   CHECK_EQ(b_D.elements(), w_D.elements()) << "[layer_norm_forward] b";
+  if (kCuda && l.on_cuda()) {
+    return cuda::layer_norm_forward(l, x_ND, w_D, b_D, eps, y_ND, mean_N,
+                                    rstd_N);
+  }
   const int64_t d = x_ND.size(1);
   const T *w = w_D.data, *b = b_D.data;
   l.threads->parallel_for(
@@ -63,6 +69,10 @@ void layer_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
   using A = Accumulator<T>;
   check("layer_norm_backward", x_ND, dy_ND, w_D.elements(), mean_N, rstd_N);
   check("layer_norm_backward", x_ND, dx_ND, w_D.elements(), mean_N, rstd_N);
+  if (kCuda && l.on_cuda()) {
+    return cuda::layer_norm_backward(l, dy_ND, x_ND, w_D, mean_N, rstd_N,
+                                     dx_ND);
+  }
   const int64_t d = x_ND.size(1);
   const T* w = w_D.data;
   l.threads->parallel_for(
@@ -102,6 +112,10 @@ void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
         rstd_N);
   CHECK_EQ(db_D.elements(), dw_D.elements())
       << "[layer_norm_backward_weight] db";
+  if (kCuda && l.on_cuda()) {
+    return cuda::layer_norm_backward_weight(l, dy_ND, x_ND, mean_N, rstd_N,
+                                            dw_D, db_D);
+  }
   // Each column is one thread's, which adds the rows in order.
   l.threads->parallel_for(
       x_ND.size(1), columns_per_chunk(x_ND.size(1)),

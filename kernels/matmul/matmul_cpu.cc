@@ -1,5 +1,7 @@
+#include "kernels/cuda_dispatch.h"
 #include "kernels/matmul/gemm_tile.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/matmul/matmul_cuda.h"
 
 namespace tapeline {
 namespace {
@@ -74,6 +76,7 @@ void matmul(Launch l, View<const T> a, View<const T> b, View<C> c,
   a = batched(a);
   b = batched(b);
   c = batched(c);
+  if (kCuda && l.on_cuda()) return cuda::matmul(l, a, b, c, options);
   const MatmulTiles tile = matmul_tiles(sizes.batch, sizes.m, sizes.n);
   const int64_t tiles_n = ceil_div(sizes.n, tile.columns);
   const int64_t tiles_mn = ceil_div(sizes.m, tile.rows) * tiles_n;

@@ -35,9 +35,12 @@ namespace tapeline {
 enum class MuonScale { kMatchAdamW, kSpectral };
 double muon_scale(MuonScale kind, int64_t rows, int64_t columns);
 
+// clip_1 as in adamw.h; if it is not finite, the update is zero and the
+// momentum stays. muon_apply() decays without it: pass it there too.
 template <class A>
 void muon_momentum(Launch, View<const A> grad, View<A> momentum, double beta,
-                   bool nesterov, View<A> update, double gradient_scale = 1);
+                   bool nesterov, View<A> update, double gradient_scale = 1,
+                   View<const double> clip_1 = {});
 
 // Elements of workspace that muon_orthogonalize needs for an update of this
 // shape.
@@ -50,7 +53,8 @@ void muon_orthogonalize(Launch, View<A> update, View<A> workspace,
 
 template <class A>
 void muon_apply(Launch, View<const A> update, double lr_scaled,
-                double weight_decay, double lr, View<A> param);
+                double weight_decay, double lr, View<A> param,
+                View<const double> clip_1 = {});
 
 Cost muon_orthogonalize_cost(const Shape& update, int iterations = 5);
 

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/grad_norm/grad_norm.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/muon/muon.h"
+#include "kernels/muon/muon_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -32,9 +34,18 @@ void scale(int64_t n, A factor, const A* from, A* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = factor * from[i];
 }
 
+// x = update / (its length + 1e-7); x may be the update.
+template <class A>
+void normalize(Launch l, View<const A> update, View<A> x) {
+  if (kCuda && l.on_cuda()) return cuda::muon_normalize(l, update, x);
+  const double norm = std::sqrt(squared_norm<A>(l, update));
+  scale(x.elements(), A(1 / (norm + 1e-7)), update.data, x.data);
+}
+
 // p = a I + b s + p
 template <class A>
-void add_terms(View<const A> s, View<A> p) {
+void add_terms(Launch l, View<const A> s, View<A> p) {
+  if (kCuda && l.on_cuda()) return cuda::muon_add_terms(l, kA, kB, s, p);
   const int64_t n = s.size(0);
   axpy(A(kB), s.data, p.data, n * n);
   for (int64_t i = 0; i < n; ++i) p(i, i) += A(kA);
@@ -51,12 +62,11 @@ void orthogonalize(Launch l, View<A> update, A* workspace, int iterations) {
   const View<A> p(s.data + side * side, {side, side});
   // Every iteration exchanges x and y: after the last, x must be the update.
   if (iterations % 2 == 1) std::swap(x, y);
-  const double norm = std::sqrt(squared_norm<A>(l, update));
-  scale(m * n, A(1 / (norm + 1e-7)), update.data, x.data);
+  normalize<A>(l, update, x);
   for (int i = 0; i < iterations; ++i) {
     matmul<A, A>(l, x, x, s, {.transpose_a = tall, .transpose_b = !tall});
     matmul<A, A>(l, s, s, p, {.alpha = kC});
-    add_terms<A>(s, p);
+    add_terms<A>(l, s, p);
     if (tall) {
       matmul<A, A>(l, x, p, y);
     } else {
@@ -118,15 +128,25 @@ Cost muon_orthogonalize_cost(const Shape& update, int iterations) {
 
 template <class A>
 void muon_momentum(Launch l, View<const A> grad, View<A> momentum, double beta,
-                   bool nesterov, View<A> update, double gradient_scale) {
+                   bool nesterov, View<A> update, double gradient_scale,
+                   View<const double> clip_1) {
   if (l.dry) return;
   check_same<A>(grad, momentum, "gradient and momentum");
   check_same<A>(grad, update, "gradient and update");
+  if (kCuda && l.on_cuda()) {
+    return cuda::muon_momentum(l, grad, momentum, beta, nesterov, update,
+                               gradient_scale, clip_1);
+  }
+  const double clip = clip_1 ? *clip_1.data : 1;
+  if (!std::isfinite(clip)) {
+    std::fill_n(update.data, update.elements(), A(0));
+    return;
+  }
   l.threads->parallel_for(
       grad.elements(), rows_per_chunk(1), [&](int64_t begin, int64_t end) {
-        step_momentum(end - begin, A(gradient_scale), A(beta), A(1 - beta),
-                      nesterov, grad.data + begin, momentum.data + begin,
-                      update.data + begin);
+        step_momentum(end - begin, A(gradient_scale * clip), A(beta),
+                      A(1 - beta), nesterov, grad.data + begin,
+                      momentum.data + begin, update.data + begin);
       });
 }
 
@@ -149,8 +169,9 @@ void muon_orthogonalize(Launch l, View<A> update, View<A> workspace,
                   workspace.data + place * each, iterations);
   };
   // A matrix gives the same bits on one thread as on all, so this chooses speed
-  // alone: few matrices share the threads one after the other.
-  if (batch < l.threads->threads()) {
+  // alone: few matrices share the threads one after the other. A stream takes
+  // its work from one thread.
+  if (l.on_cuda() || batch < l.threads->threads()) {
     for (int64_t b = 0; b < batch; ++b) run(b, 0);
     return;
   }
@@ -162,9 +183,15 @@ void muon_orthogonalize(Launch l, View<A> update, View<A> workspace,
 
 template <class A>
 void muon_apply(Launch l, View<const A> update, double lr_scaled,
-                double weight_decay, double lr, View<A> param) {
+                double weight_decay, double lr, View<A> param,
+                View<const double> clip_1) {
   if (l.dry) return;
   check_same<A>(update, param, "update and parameter");
+  if (kCuda && l.on_cuda()) {
+    return cuda::muon_apply(l, update, lr_scaled, weight_decay, lr, param,
+                            clip_1);
+  }
+  if (clip_1 && !std::isfinite(*clip_1.data)) return;
   l.threads->parallel_for(
       param.elements(), rows_per_chunk(1), [&](int64_t begin, int64_t end) {
         step_param(end - begin, A(1 - lr * weight_decay), A(lr_scaled),
@@ -174,10 +201,10 @@ void muon_apply(Launch l, View<const A> update, double lr_scaled,
 
 #define INSTANTIATE(A)                                                      \
   template void muon_momentum(Launch, View<const A>, View<A>, double, bool, \
-                              View<A>, double);                             \
+                              View<A>, double, View<const double>);         \
   template void muon_orthogonalize(Launch, View<A>, View<A>, int);          \
   template void muon_apply(Launch, View<const A>, double, double, double,   \
-                           View<A>)
+                           View<A>, View<const double>)
 INSTANTIATE(float);
 INSTANTIATE(double);
 #undef INSTANTIATE

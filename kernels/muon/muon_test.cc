@@ -96,19 +96,21 @@ TEST_P(MuonCases, TheTransposeOfTheInputGivesTheTransposeOfTheResult) {
 
 TEST_P(MuonCases, AMatrixOfABatchGivesTheBitsItGivesAlone) {
   const MuonCase& c = GetParam();
-  for (int64_t batch : {1, 3, 37}) {  // 37: more than are in flight
-    Buffer<float> all({batch, c.rows, c.columns});
-    all.normal(7);
-    const Buffer<float> start = all;
-    Threads threads(3);
-    orthogonalize(all, threads);
-    for (int64_t b = 0; b < batch; ++b) {
-      Buffer<float> one({c.rows, c.columns});
-      const std::vector<double> values = start.values();
-      const auto at = values.begin() + b * c.rows * c.columns;
-      one.set({at, at + c.rows * c.columns});
-      orthogonalize(one);
-      EXPECT_TRUE(Bitwise(all.in()[b], one.in())) << b << " of " << batch;
+  Threads threads(3);
+  for (const Launch l : {threads.launch(), launch()}) {
+    for (int64_t batch : {1, 3, 37}) {  // 37: more than are in flight
+      Buffer<float> all({batch, c.rows, c.columns});
+      all.normal(7);
+      const Buffer<float> start = all;
+      orthogonalize(all, l);
+      for (int64_t b = 0; b < batch; ++b) {
+        Buffer<float> one({c.rows, c.columns});
+        const std::vector<double> values = start.values();
+        const auto at = values.begin() + b * c.rows * c.columns;
+        one.set({at, at + c.rows * c.columns});
+        orthogonalize(one, l);
+        EXPECT_TRUE(Bitwise(all.in()[b], one.in())) << b << " of " << batch;
+      }
     }
   }
 }
@@ -168,6 +170,26 @@ TEST(Muon, ApplyDecaysByTheUnscaledRate) {
   EXPECT_NEAR(param.view()(0), 9.5 - 0.25, 1e-15);
   EXPECT_NEAR(param.view()(1), 9.5 + 0.5, 1e-15);
   EXPECT_NEAR(param.view()(2), 9.5, 1e-15);
+}
+
+TEST(Muon, AClipThatIsNotFiniteStopsTheStep) {
+  for (const double clip : {0.25, std::nan("")}) {
+    Buffer<double> factor({1}), grad({5}), momentum({5}), update({5});
+    Buffer<double> param({5});
+    factor.set({clip});
+    grad.set({1, 2, 3, 4, 5});
+    momentum.set({8, 8, 8, 8, 8});
+    param.set({1, 1, 1, 1, 1});
+    muon_momentum(launch(), grad.in(), momentum.view(), 0.5, false,
+                  update.view(), 2, factor.in());
+    muon_apply(launch(), update.in(), 1, 0, 0, param.view(), factor.in());
+    for (int i = 0; i < 5; ++i) {
+      const double m = clip == 0.25 ? 4 + 0.25 * (i + 1) : 8;
+      EXPECT_EQ(momentum.view()(i), m);
+      EXPECT_EQ(update.view()(i), clip == 0.25 ? m : 0);
+      EXPECT_EQ(param.view()(i), clip == 0.25 ? 1 - m : 1);
+    }
+  }
 }
 
 TEST(Muon, ScaleDependsOnTheShape) {

@@ -1,6 +1,8 @@
 #include <cmath>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rms_norm/rms_norm_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -28,6 +30,9 @@ void rms_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
   if (l.dry) return;
   using A = Accumulator<T>;
   check("rms_norm_forward", x_ND, y_ND, w_D.elements(), rstd_N);
+  if (kCuda && l.on_cuda()) {
+    return cuda::rms_norm_forward(l, x_ND, w_D, eps, y_ND, rstd_N);
+  }
   const int64_t d = x_ND.size(1);
   const T* w = w_D.data;
   l.threads->parallel_for(
@@ -56,6 +61,9 @@ void rms_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
   using A = Accumulator<T>;
   check("rms_norm_backward", x_ND, dy_ND, w_D.elements(), rstd_N);
   check("rms_norm_backward", x_ND, dx_ND, w_D.elements(), rstd_N);
+  if (kCuda && l.on_cuda()) {
+    return cuda::rms_norm_backward(l, dy_ND, x_ND, w_D, rstd_N, dx_ND);
+  }
   const int64_t d = x_ND.size(1);
   const T* w = w_D.data;
   l.threads->parallel_for(x_ND.size(0), rows_per_chunk(d),
@@ -84,6 +92,9 @@ void rms_norm_backward_weight(Launch l, View<const T> dy_ND, View<const T> x_ND,
   if (l.dry) return;
   using A = Accumulator<T>;
   check("rms_norm_backward_weight", x_ND, dy_ND, dw_D.elements(), rstd_N);
+  if (kCuda && l.on_cuda()) {
+    return cuda::rms_norm_backward_weight(l, dy_ND, x_ND, rstd_N, dw_D);
+  }
   // Each column is one thread's, which adds the rows in order.
   l.threads->parallel_for(x_ND.size(1), columns_per_chunk(x_ND.size(1)),
                           [&](int64_t begin, int64_t end) {

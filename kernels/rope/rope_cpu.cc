@@ -1,6 +1,8 @@
 #include <cmath>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/rope/rope.h"
+#include "kernels/rope/rope_cuda.h"
 #include "kernels/simd_math.h"
 
 namespace tapeline {
@@ -48,6 +50,10 @@ void rope_table(Launch l, View<const int32_t> positions_T,
       << "[rope_table] shapes: positions are " << describe(positions_T)
       << ", cos is " << describe(cos_TR2) << ", sin is " << describe(sin_TR2)
       << ", frequencies " << half;
+  if (kCuda && l.on_cuda()) {
+    return cuda::rope_table(l, positions_T, inverse_frequencies, factor,
+                            cos_TR2, sin_TR2);
+  }
   l.threads->parallel_for(
       positions_T.size(0), rows_per_chunk(8 * half),
       [&](int64_t begin, int64_t end) {
@@ -69,6 +75,9 @@ void rope_forward(Launch l, View<const T> x_THR, View<const float> cos_TR2,
   if (l.dry) return;
   using A = Accumulator<T>;
   check("rope_forward", x_THR, cos_TR2, sin_TR2, y_THR);
+  if (kCuda && l.on_cuda()) {
+    return cuda::rope_forward(l, x_THR, cos_TR2, sin_TR2, interleaved, y_THR);
+  }
   const int64_t half = cos_TR2.size(1);
   const auto turn = [half](const T* x0, const T* x1, int64_t step, T* y,
                            const float* c, const float* s) {
@@ -95,6 +104,10 @@ void rope_backward(Launch l, View<const T> dy_THR, View<const float> cos_TR2,
   if (l.dry) return;
   using A = Accumulator<T>;
   check("rope_backward", dy_THR, cos_TR2, sin_TR2, dx_THR);
+  if (kCuda && l.on_cuda()) {
+    return cuda::rope_backward(l, dy_THR, cos_TR2, sin_TR2, interleaved,
+                               dx_THR);
+  }
   const int64_t half = cos_TR2.size(1);
   const auto turn_back = [half](const T* dy, T* dx0, T* dx1, int64_t step,
                                 const float* c, const float* s) {

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/route/route.h"
+#include "kernels/route/route_cuda.h"
 
 namespace tapeline {
 
@@ -18,6 +20,9 @@ void route(Launch l, View<const int32_t> ids, View<int32_t> offsets,
       << "[route] shapes: token is " << describe(token) << ", slot is "
       << describe(slot);
   CHECK_LE(ids.elements(), std::numeric_limits<int32_t>::max());
+  if (kCuda && l.on_cuda()) {
+    return cuda::route(l, ids, offsets, row, token, slot);
+  }
   const int64_t tokens = ids.size(0), top_k = ids.size(1);
   const int64_t experts = offsets.size(0) - 1, capacity = token.size(0);
 

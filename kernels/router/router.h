@@ -14,7 +14,8 @@
 // gradient reaches b. Ids of an earlier choice may be given to router_weights,
 // as recomputation must.
 // A is float or double; rows may be strided, the elements of a row are
-// contiguous. Limits: E <= 1024. Deterministic, one thread per token.
+// contiguous. Limits: E <= 1024, top_k and top_groups <= 64. Deterministic: a
+// token is one thread's, or on CUDA one warp's.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,7 @@ struct RouterOptions {
 };
 
 inline constexpr int kMaxExperts = 1024;
+inline constexpr int kMaxChoices = 64;  // top_k and top_groups
 
 // ids [T, K] in descending order of ch, ties by the lower expert. NaN ranks
 // below everything, -inf included, so ids are always distinct and in [0, E);

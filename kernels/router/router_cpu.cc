@@ -2,7 +2,9 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/router/router.h"
+#include "kernels/router/router_cuda.h"
 #include "kernels/router/scores.h"
 
 namespace tapeline {
@@ -10,8 +12,6 @@ namespace {
 
 using internal::kTinyScore;
 using internal::Scores;
-
-constexpr int kMaxChoices = 64;  // top_k and top_groups
 
 // Larger first; NaN after everything else.
 template <class A>
@@ -98,6 +98,9 @@ void router_choose(Launch l, View<const A> logits, View<const A> bias,
         options.top_groups <= kMaxChoices)
       << "[router] " << options.top_groups << " of " << options.groups
       << " groups of " << experts << " experts";
+  if (kCuda && l.on_cuda()) {
+    return cuda::router_choose(l, logits, bias, options, ids);
+  }
   l.threads->parallel_for(
       logits.size(0), rows_per_chunk(experts), [&](int64_t begin, int64_t end) {
         A choice[kMaxExperts];
@@ -119,6 +122,9 @@ void router_weights(Launch l, View<const A> logits, View<const int32_t> ids,
   if (l.dry) return;
   check_pair(logits, ids, options, "ids");
   check_pair(logits, weight, options, "weights");
+  if (kCuda && l.on_cuda()) {
+    return cuda::router_weights(l, logits, ids, options, weight);
+  }
   const int experts = static_cast<int>(logits.size(1));
   l.threads->parallel_for(
       logits.size(0), rows_per_chunk(experts), [&](int64_t begin, int64_t end) {
@@ -150,6 +156,10 @@ void router_weights_backward(Launch l, View<const A> dweight,
   CHECK(dlogits.shape == logits.shape)
       << "[router] shapes: dlogits are " << describe(dlogits) << ", logits are "
       << describe(logits);
+  if (kCuda && l.on_cuda()) {
+    return cuda::router_weights_backward(l, dweight, logits, ids, options,
+                                         dlogits);
+  }
   const int experts = static_cast<int>(logits.size(1));
   const int top_k = options.top_k;
   const bool softmax = options.score == RouterOptions::kSoftmax;

@@ -38,10 +38,13 @@ void sparse_attention_forward(Launch l, View<const T> q_THD,
 void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
                 View<int32_t> entries);
 
-// Bytes for the probabilities and score gradients of all pairs.
+// Bytes for the probabilities and score gradients of all pairs, or for what a
+// fast path keeps instead, where it takes these shapes.
 template <class T>
-size_t sparse_attention_backward_workspace_bytes(int64_t tokens, int64_t heads,
-                                                 int64_t selected);
+size_t sparse_attention_backward_workspace_bytes(
+    const Launch& l, const View<const T>& q_THD, const View<const T>& kv_SD,
+    const View<const int32_t>& ids_TK, const View<const T>& o_THV,
+    double scale);
 
 // Gradients of sum(do * o); lse receives none. Overwrites dq and dkv (keys that
 // nobody chose get 0). The inverse is invert_ids of the same ids. dkv[s] adds

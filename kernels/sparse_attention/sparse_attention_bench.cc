@@ -27,7 +27,9 @@ struct Attention {
     ids.assign(N * K, -1);
     offsets.resize(S + 1);
     entries.resize(N * K);
-    workspace.resize(sparse_attention_backward_workspace_bytes<T>(N, H, K));
+    workspace.resize(sparse_attention_backward_workspace_bytes<T>(
+        launch(), {q.data(), {N, H, D}}, {kv.data(), {S, D}},
+        {ids.data(), {N, K}}, {o.data(), {N, H, V}}, scale()));
     std::mt19937 engine(4);
     std::vector<int32_t> keys(S);
     for (int64_t s = 0; s < S; ++s) keys[s] = static_cast<int32_t>(s);

@@ -5,8 +5,10 @@
 #include "kernels/attention/rows.h"
 #include "kernels/attention/running_softmax.h"
 #include "kernels/attention/tile.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/sparse_attention/selected.h"
 #include "kernels/sparse_attention/sparse_attention.h"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace tapeline {
 namespace {
@@ -193,6 +195,10 @@ void sparse_attention_forward(Launch l, View<const T> q_THD,
                               View<Accumulator<T>> lse_TH) {
   if (l.dry) return;
   check_shapes<T>(q_THD, kv_SD, ids_TK, o_THV, lse_TH);
+  if (kCuda && l.on_cuda()) {
+    return cuda::sparse_attention_forward<T>(l, q_THD, kv_SD, ids_TK, scale,
+                                             o_THV, lse_TH);
+  }
   l.threads->parallel_for(
       q_THD.size(0), kQueriesPerChunk, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
@@ -213,6 +219,9 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
       << "[invert_ids] shapes: ids is " << describe(ids_TK) << ", offsets is "
       << describe(offsets_S1) << ", entries is " << describe(entries);
   CHECK_LT(ids_TK.elements(), int64_t{1} << 31) << "[invert_ids] pairs";
+  if (kCuda && l.on_cuda()) {
+    return cuda::invert_ids(l, ids_TK, offsets_S1, entries);
+  }
   const int64_t keys = offsets_S1.size(0) - 1;
   const int64_t tokens = ids_TK.size(0), slots = ids_TK.size(1);
   const auto for_each_id = [&](auto f) {
@@ -244,9 +253,15 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
 }
 
 template <class T>
-size_t sparse_attention_backward_workspace_bytes(int64_t tokens, int64_t heads,
-                                                 int64_t selected) {
-  return static_cast<size_t>(tokens) * selected * 2 * heads *
+size_t sparse_attention_backward_workspace_bytes(
+    const Launch& l, const View<const T>& q_THD, const View<const T>& kv_SD,
+    const View<const int32_t>& ids_TK, const View<const T>& o_THV,
+    double scale) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::sparse_attention_backward_workspace_bytes(q_THD, kv_SD, ids_TK,
+                                                           o_THV, scale);
+  }
+  return static_cast<size_t>(ids_TK.elements() * 2 * q_THD.size(1)) *
          sizeof(Accumulator<T>);
 }
 
@@ -267,12 +282,20 @@ void sparse_attention_backward(Launch l, View<const T> do_THV,
         dense_rows(dq_THD) && dense_rows(dkv_SD))
       << "[sparse_attention] gradients: do is " << describe(do_THV)
       << ", dq is " << describe(dq_THD) << ", dkv is " << describe(dkv_SD);
+  const auto inverse = [&] {
+    return "offsets is " + describe(inverse_offsets_S1) + ", entries is " +
+           describe(inverse_entries) + " for kv " + describe(kv_SD);
+  };
   CHECK((inverse_offsets_S1.shape == Shape{kv_SD.size(0) + 1}) &&
-        inverse_entries.rank() == 1 &&
-        inverse_offsets_S1(kv_SD.size(0)) <= inverse_entries.size(0))
-      << "[sparse_attention] inverse: offsets is "
-      << describe(inverse_offsets_S1) << ", entries is "
-      << describe(inverse_entries) << " for kv " << describe(kv_SD);
+        inverse_entries.rank() == 1)
+      << "[sparse_attention] inverse: " << inverse();
+  if (kCuda && l.on_cuda()) {
+    return cuda::sparse_attention_backward<T>(
+        l, do_THV, q_THD, kv_SD, ids_TK, o_THV, lse_TH, inverse_offsets_S1,
+        inverse_entries, scale, dq_THD, dkv_SD, workspace);
+  }
+  CHECK_LE(inverse_offsets_S1(kv_SD.size(0)), inverse_entries.size(0))
+      << "[sparse_attention] inverse: " << inverse();
   const Backward<T> backward{do_THV,
                              q_THD,
                              kv_SD,
@@ -323,7 +346,8 @@ Cost sparse_attention_backward_cost(int64_t tokens, int64_t heads, int64_t dim,
       Launch, View<const T>, View<const T>, View<const int32_t>, double,     \
       View<T>, View<Accumulator<T>>);                                        \
   template size_t sparse_attention_backward_workspace_bytes<T>(              \
-      int64_t, int64_t, int64_t);                                            \
+      const Launch&, const View<const T>&, const View<const T>&,             \
+      const View<const int32_t>&, const View<const T>&, double);             \
   template void sparse_attention_backward<T>(                                \
       Launch, View<const T>, View<const T>, View<const T>,                   \
       View<const int32_t>, View<const T>, View<const Accumulator<T>>,        \

@@ -1,5 +1,7 @@
+#include "kernels/cuda_dispatch.h"
 #include "kernels/simd_math.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace tapeline {
 namespace {
@@ -30,6 +32,9 @@ void swiglu_forward(Launch l, View<const T> gate, View<const T> up, View<T> y,
                     View<const int32_t> rows) {
   if (l.dry) return;
   check("swiglu_forward", gate, up, y);
+  if (kCuda && l.on_cuda()) {
+    return cuda::swiglu_forward(l, gate, up, y, rows);
+  }
   const int64_t f = gate.size(1);
   l.threads->parallel_for(row_count("swiglu_forward", gate.size(0), rows),
                           rows_per_chunk(f), [&](int64_t begin, int64_t end) {
@@ -53,6 +58,9 @@ void swiglu_backward(Launch l, View<const T> dy, View<const T> gate,
   if (l.dry) return;
   using A = Accumulator<T>;
   check("swiglu_backward", dy, gate, up, dgate, dup);
+  if (kCuda && l.on_cuda()) {
+    return cuda::swiglu_backward(l, dy, gate, up, dgate, dup, rows);
+  }
   const int64_t f = gate.size(1);
   l.threads->parallel_for(
       row_count("swiglu_backward", gate.size(0), rows), rows_per_chunk(f),

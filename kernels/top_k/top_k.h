@@ -11,7 +11,8 @@
 // independent, so the number of threads changes nothing.
 //
 // Method: with ~20 counting passes over a row, bisect the k-th largest value in
-// the order of its bits; one more pass emits. No scratch, no sorting.
+// the order of its bits; one more pass emits. No scratch, no sorting. On CUDA a
+// counting pass finds eight bits at once.
 #pragma once
 
 #include "kernels/attention/key_range.h"

@@ -2,7 +2,9 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/top_k/top_k.h"
+#include "kernels/top_k/top_k_cuda.h"
 
 namespace tapeline {
 namespace {
@@ -101,6 +103,10 @@ void top_k(Launch l, View<const S> scores_NS, KeyRange range, int k,
       << describe(ids_NK) << ", k is " << k;
   const int64_t rows = scores_NS.size(0), keys = scores_NS.size(1);
   const bool whole = !range.begin && !range.end;
+  if (!whole) check_key_range_shapes("top_k", range, rows);
+  if (kCuda && l.on_cuda()) {
+    return cuda::top_k(l, scores_NS, range, k, ids_NK);
+  }
   if (!whole) check_key_ranges("top_k", range, rows, keys);
   l.threads->parallel_for(
       rows, rows_per_chunk(keys), [&](int64_t first, int64_t last) {

@@ -73,9 +73,8 @@ struct Problem {
 
 template <class S>
 std::vector<int32_t> run(const TopKCase& c) {
-  Threads one(1);
   Problem<S> p(c);
-  p.run(one);
+  p.run(launch());
   return p.result();
 }
 
@@ -116,8 +115,7 @@ TEST(TopK, ScoresOutsideTheRangeAreNotRead) {
   const View<const float> view(scores.data() - 1000, {1, 2000}, {2000, 1});
   const std::vector<int32_t> begin = {1000}, end = {1003};
   std::vector<int32_t> ids(2);
-  Threads one(1);
-  top_k<float>(one, view, {view_of(begin, {1}), view_of(end, {1})}, 2,
+  top_k<float>(launch(), view, {view_of(begin, {1}), view_of(end, {1})}, 2,
                view_of(ids, {1, 2}));
   EXPECT_EQ(ids, (std::vector<int32_t>{1001, 1002}));
 }
@@ -128,10 +126,9 @@ TEST(TopK, ThreadsChangeNothing) {
 }
 
 TEST(TopKDeathTest, NamesTheShapesThatDisagree) {
-  Threads one(1);
   Buffer<float> scores({2, 9});
   Buffer<int32_t> ids({2, 4});
-  EXPECT_DEATH(top_k<float>(one, scores.in(), {}, 5, ids.view()),
+  EXPECT_DEATH(top_k<float>(launch(), scores.in(), {}, 5, ids.view()),
                "\\[top_k\\] shapes: scores is f32\\[2, 9\\], ids is "
                "i32\\[2, 4\\], k is 5");
 }

@@ -443,6 +443,12 @@ TEST(Plan, PrintsWhatARunDoes) {
   expect_in_metrics("pinned_bytes", "pinned_bytes");
   expect_in_metrics("replays", "replays");
   EXPECT_GT(json.find("offload_bytes")->integer(), 0);
+  // That of a GPU needs none, and is the same where kernels ask for the same.
+  std::vector<std::string> other = plan;
+  other.insert(other.end(), {"--set", "device=cuda"});
+  const ChildResult gpu = tapeline_run(other);
+  EXPECT_EQ(gpu.code, 0) << gpu.err;
+  EXPECT_NE(gpu.out.find("\"peak_bytes\""), std::string::npos);
   plan[1] = "--set=train.seq_len=64";
   const ChildResult text = tapeline_run(plan);
   EXPECT_EQ(text.code, 0) << text.err;

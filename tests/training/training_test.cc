@@ -368,13 +368,14 @@ TEST_F(Tiny, ANotFiniteStepChangesNothing) {
   const StepRecord good = trainer.step(/*hash=*/true);
   // One infinite weight, put back after the step.
   const NamedTensor& t = trainer.tensors().back();
-  float* element = write<float>(t.value()).view().data;
-  const float before = *element;
-  *element = INFINITY;
+  const std::vector<float> before = t.value().to_vector<float>();
+  std::vector<float> broken = before;
+  broken[0] = INFINITY;
+  t.value().assign(broken);
   const StepRecord bad = trainer.step(/*hash=*/false);
   EXPECT_TRUE(trainer.last_skipped());
   EXPECT_EQ(bad.skipped, 1);
-  *element = before;
+  t.value().assign(before);
   // The same weights as after the first step: its fingerprint.
   TrainerOptions frozen = trainer_options(made->config);
   frozen.learning_rate.lr = 0;

@@ -12,6 +12,13 @@ CUDA_ONLY = select({
     "//conditions:default": ["//tools/bazel:unavailable"],
 })
 
+# Of a binary for a machine that lacks the libraries of the build, besides
+# glibc's and the driver's.
+STANDALONE_LINKOPTS = [
+    "-static-libgcc",
+    "-Wl,--as-needed,-l:libstdc++.a",
+]
+
 def if_cuda(then, otherwise = []):
     """Returns a select of two lists: of a CUDA build, and of any other."""
     return select({
@@ -32,6 +39,8 @@ _NVCC_FLAGS = _ARCH_FLAGS + [
     # nvcc's host stubs trip these two without a fault of ours.
     "-Xcompiler=-Wno-unused-function",
     "-diag-suppress=20012",
+    # A conversion of View<const T> to itself is never called.
+    "-diag-suppress=554",
 ]
 
 def _nvcc_objects_impl(ctx):

@@ -32,7 +32,7 @@ def kernel(
         visibility = None):
     """Declares an op from the files that its folder holds.
 
-    * :<name>           <name>.h, <name>_cpu.cc and, in a CUDA build, <name>.cu
+    * :<name>           <name>.h, <name>_cpu.cc and, in a CUDA build, <name>*.cu
     * :<name>_test      <name>_test.cc, on the CPU
     * :<name>_gpu_test  the same objects, tagged gpu, in a CUDA build alone
     * :<name>_cases     the test's objects, for a binary of all tests
@@ -63,13 +63,15 @@ def kernel(
     copts = KERNEL_COPTS + copts
     cuda_library(
         name = name,
-        srcs = native.glob([name + "_cpu.cc", name + ".cu"]) + srcs,
+        srcs = native.glob(
+            [name + "_cpu.cc", name + "*.cu", name + "*.cuh", name + "_cuda.h"],
+        ) + srcs,
         hdrs = native.glob([name + ".h"]) + hdrs,
         copts = copts,
         cuda_deps = cuda_deps,
         nvcc_copts = nvcc_copts,
         visibility = visibility,
-        deps = ["//kernels:kernel"] + deps + cpu_deps,
+        deps = ["//kernels:cuda", "//kernels:kernel"] + deps + cpu_deps,
     )
 
     if native.glob([name + "_test.cc"]):
@@ -89,9 +91,9 @@ def kernel(
             # Nothing refers to a test by name.
             alwayslink = True,
         )
-        for suffix, tags, compatible in [
-            ("_test", [], []),
-            ("_gpu_test", ["gpu"], CUDA_ONLY),
+        for suffix, main, tags, compatible in [
+            ("_test", "@googletest//:gtest_main", [], []),
+            ("_gpu_test", "//tests/support:gpu_main", ["gpu"], CUDA_ONLY),
         ]:
             cc_test(
                 name = name + suffix,
@@ -101,7 +103,7 @@ def kernel(
                 target_compatible_with = compatible,
                 deps = [
                     ":%s_cases" % name,
-                    "@googletest//:gtest_main",
+                    main,
                 ],
             )
 

@@ -304,10 +304,6 @@ absl::Status refuse(const Config& config, const std::string& key,
 }
 
 absl::Status check_implemented(const Config& c) {
-  if (c.device != "cpu") {
-    return refuse(c, "device", c.device,
-                  "this build runs on the CPU alone; set it to \"cpu\"");
-  }
   if (c.pipeline.ranks > 1) {
     return refuse(c, "pipeline.ranks", std::to_string(c.pipeline.ranks),
                   "pipelines are not built yet; set it to 1");

@@ -122,7 +122,7 @@ struct DebugSettings {
 
 struct Config {
   int64_t seed = 1;
-  std::string device = "cpu";
+  std::string device = "auto";
   std::string compute_dtype = "f32";
   RunSettings run;
   TrainSettings train;

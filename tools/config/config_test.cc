@@ -222,7 +222,6 @@ TEST_F(ConfigTest, WhatIsNotBuiltIsRefused) {
   } cases[] = {
       {"pipeline.ranks=2", "--set: pipeline.ranks = 2: pipelines are not"},
       {"pipeline.chunks=2", "--set: pipeline.chunks = 2: pipelines are not"},
-      {"device=cuda", "--set: device = cuda: this build runs on the CPU"},
   };
   for (const auto& c : cases) {
     const auto config = load_config("", {kModel, c.set});
@@ -350,7 +349,7 @@ TEST_F(ConfigTest, PrintShowsOrigins) {
   const std::string text = print_config(loaded(path, {"seed=4"}));
   EXPECT_TRUE(
       text.starts_with("seed = 4  # --set\n"
-                       "device = \"cpu\"  # default\n"))
+                       "device = \"auto\"  # default\n"))
       << text;
   EXPECT_NE(text.find("\n[train]\nsteps = 3  # " + path + ":3\n"),
             std::string::npos)
@@ -422,8 +421,9 @@ TEST(Settings, MarkdownHasARowPerKey) {
       << text;
   EXPECT_NE(text.find("| `optimizer.beta1` | number | `0.9` | >= 0, < 1 |"),
             std::string::npos);
-  EXPECT_NE(text.find("| `device` | string | `\"cpu\"` | `cpu`, `cuda` |"),
-            std::string::npos);
+  EXPECT_NE(
+      text.find("| `device` | string | `\"auto\"` | `auto`, `cpu`, `cuda` |"),
+      std::string::npos);
 }
 
 }  // namespace

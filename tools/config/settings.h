@@ -46,7 +46,8 @@ inline Limits any() { return {}; }
 template <class C, class F>
 void visit_settings(C& c, F&& f) {
   f("seed", c.seed, at_least(0), "of weights, data order and samples");
-  f("device", c.device, one_of({"cpu", "cuda"}), "where the run computes");
+  f("device", c.device, one_of({"auto", "cpu", "cuda"}),
+    "where the run computes; auto: a GPU where there is one");
   f("compute_dtype", c.compute_dtype, one_of({"f32", "bf16"}),
     "of activations and weights in use; masters and sums are f32");
 

@@ -19,7 +19,7 @@ namespace tapeline {
 namespace {
 
 struct EvalFlags {
-  std::string model, data;
+  std::string model, data, device = "auto";
   int64_t seq_len = 0, threads = kAllThreads;
   bool json = false;
 };
@@ -42,6 +42,7 @@ int eval_verb(const Arguments& arguments) {
             "text file, or king_james:train|val|test (required)");
   flags.add("seq_len", &f.seq_len, "N",
             "tokens of a window (the model's, at most 1024)");
+  flags.add("device", &f.device, "auto|cpu|cuda", "where (a GPU if there)");
   flags.add("threads", &f.threads, "N", "processors to use (all)");
   flags.add("json", &f.json, "", "print the result as JSON");
   const absl::StatusOr<bool> parsed = parse_or_help(flags, arguments);
@@ -55,7 +56,13 @@ int eval_verb(const Arguments& arguments) {
   if (const auto wrong = check_threads(f.threads); !wrong.empty()) {
     return fail(kExitUsage, wrong);
   }
-  use_threads(f.threads);
+  if (const auto wrong = check_device(f.device); !wrong.empty()) {
+    return fail(kExitUsage, wrong);
+  }
+  if (const absl::Status status = use_device(f.device, f.threads);
+      !status.ok()) {
+    return fail(kExitBadInput, status);
+  }
   absl::StatusOr<std::unique_ptr<LanguageModel>> model =
       load_language_model(user_path(f.model), {});
   if (!model.ok()) return fail(kExitBadInput, model.status());

@@ -20,7 +20,7 @@ namespace tapeline {
 namespace {
 
 struct GenerateFlags {
-  std::string model, prompt, prompt_ids;
+  std::string model, prompt, prompt_ids, device = "auto";
   int64_t max_tokens = 128, seed = 0, threads = kAllThreads;
   double temperature = 0, top_p = 1;
   bool no_cache = false, json = false;
@@ -36,6 +36,7 @@ Flags make_flags(GenerateFlags& f) {
   flags.add("top_p", &f.top_p, "X", "most likely tokens of this mass (1)");
   flags.add("seed", &f.seed, "N", "of the draws (0)");
   flags.add("no_cache", &f.no_cache, "", "make all keys again for each token");
+  flags.add("device", &f.device, "auto|cpu|cuda", "where (a GPU if there)");
   flags.add("threads", &f.threads, "N", "processors to use (all)");
   flags.add("json", &f.json, "", "print prompt_ids, ids and text as JSON");
   return flags;
@@ -54,6 +55,9 @@ std::string check(const GenerateFlags& f) {
   if (!(f.top_p > 0 && f.top_p <= 1))
     return "--top_p must be above 0, at most 1";
   if (f.seed < 0) return "--seed must be at least 0";
+  if (std::string wrong = check_device(f.device); !wrong.empty()) {
+    return wrong;
+  }
   return std::string(check_threads(f.threads));
 }
 
@@ -103,7 +107,10 @@ int generate_verb(const Arguments& arguments) {
     return fail(kExitUsage, absl::StrCat("--prompt_ids is '", f.prompt_ids,
                                          "'; give ids like 3,14,15"));
   }
-  use_threads(f.threads);
+  if (const absl::Status status = use_device(f.device, f.threads);
+      !status.ok()) {
+    return fail(kExitBadInput, status);
+  }
   absl::StatusOr<std::unique_ptr<LanguageModel>> model =
       load_language_model(user_path(f.model), {});
   if (!model.ok()) return fail(kExitBadInput, model.status());

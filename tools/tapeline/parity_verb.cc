@@ -27,7 +27,7 @@ Flags make_flags(ParityFlags& f) {
   flags.add("dtype", &f.dtype, "f32|bf16", "of weights (config.json's)");
   flags.add("inject_choices", &f.inject_choices, "",
             "use the golden's selected keys and experts");
-  flags.add("device", &f.device, "cpu", "where the model runs (cpu)");
+  flags.add("device", &f.device, "auto|cpu|cuda", "where the model runs (cpu)");
   flags.add("threads", &f.threads, "N", "processors to use (all)");
   flags.add("json", &f.json, "", "print the report as JSON");
   return flags;
@@ -39,9 +39,8 @@ std::string check(const ParityFlags& f) {
   if (!f.dtype.empty() && f.dtype != "f32" && f.dtype != "bf16") {
     return absl::StrCat("--dtype is '", f.dtype, "'; use f32 or bf16");
   }
-  if (f.device != "cpu") {
-    return absl::StrCat("--device is '", f.device,
-                        "'; this program runs on cpu alone");
+  if (std::string wrong = check_device(f.device); !wrong.empty()) {
+    return wrong;
   }
   return std::string(check_threads(f.threads));
 }
@@ -127,7 +126,10 @@ int parity_verb(const Arguments& arguments) {
   if (const std::string wrong = check(f); !wrong.empty()) {
     return fail(kExitUsage, wrong);
   }
-  use_threads(f.threads);
+  if (const absl::Status status = use_device(f.device, f.threads);
+      !status.ok()) {
+    return fail(kExitBadInput, status);
+  }
   ParityOptions options{user_path(f.model), user_path(f.golden), std::nullopt,
                         f.inject_choices};
   if (!f.dtype.empty()) {

@@ -4,12 +4,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "runtime/device.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
+#include "tools/train/open_device.h"
 
 namespace tapeline {
 namespace {
@@ -76,10 +79,19 @@ std::string user_corpus(const std::string& spec) {
   return spec.starts_with("king_james:") ? spec : user_path(spec);
 }
 
-void use_threads(int64_t threads) {
+std::string check_device(const std::string& device) {
+  if (device == "auto" || device == "cpu" || device == "cuda") return "";
+  return absl::StrCat("--device is '", device, "'; use auto, cpu or cuda");
+}
+
+absl::Status use_device(const std::string& device, int64_t threads) {
   const auto all = static_cast<int64_t>(std::thread::hardware_concurrency());
   Device::current().set_threads(
       static_cast<int>(std::max<int64_t>(1, threads > 0 ? threads : all)));
+  ASSIGN_OR_RETURN(std::unique_ptr<Device> opened, open_device(device));
+  // Leaked: what the verb made lives until the process ends.
+  if (opened) new DeviceScope(*opened.release());
+  return absl::OkStatus();
 }
 
 }  // namespace tapeline

@@ -54,7 +54,10 @@ std::string config_path(const std::string& path);
 // The same for data.train and --data, which may also name a built-in text.
 std::string user_corpus(const std::string& spec);
 
-// Kernels share so many threads; never changes a result.
-void use_threads(int64_t threads);
+// --device: what is wrong with it, or empty.
+std::string check_device(const std::string& device);
+// The verb runs there until the process ends. On the CPU kernels share so many
+// threads, which never changes a result.
+absl::Status use_device(const std::string& device, int64_t threads);
 
 }  // namespace tapeline

@@ -27,12 +27,10 @@ std::vector<float> last_logits(const LanguageModel& model,
   model.prepare(ctx);
   const Tensor logits = model.logits(Tensor::from(ids, {count}), ctx);
   const Tensor row = logits.slice(0, count - 1, count);
-  std::vector<float> out(static_cast<size_t>(model.vocabulary()));
+  std::vector<float> out;
   dispatch_float(row.dtype(), [&]<class T>() {
-    const auto from = read<T>(row);
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = static_cast<float>(from.view().data[i]);
-    }
+    const std::vector<T> values = row.to_vector<T>();
+    out.assign(values.begin(), values.end());
   });
   return out;
 }

@@ -15,12 +15,18 @@ HostTensors::~HostTensors() {
 void HostTensors::add(std::string name, const Tensor& tensor) {
   const Tensor whole = tensor.contiguous() ? tensor : tensor.clone();
   const StoragePtr& storage = whole.storage();
-  CHECK(storage->device().kind() == DeviceKind::kCpu) << name;
-  const std::byte* bytes = storage->acquire(Device::current().compute());
+  Stream& stream = Device::current().compute();
+  const std::byte* bytes =
+      storage->acquire(stream) +
+      whole.offset() * static_cast<int64_t>(size_of(whole.dtype()));
   leased_.push_back(storage);
-  list_.push_back(
-      {std::move(name), whole.dtype(), whole.shape(),
-       bytes + whole.offset() * static_cast<int64_t>(size_of(whole.dtype()))});
+  if (storage->device().kind() != DeviceKind::kCpu) {
+    std::vector<std::byte>& copy =
+        copies_.emplace_back(static_cast<size_t>(whole.bytes()));
+    stream.download(copy.data(), bytes, copy.size());
+    bytes = copy.data();
+  }
+  list_.push_back({std::move(name), whole.dtype(), whole.shape(), bytes});
 }
 
 }  // namespace tapeline

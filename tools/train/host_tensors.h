@@ -1,6 +1,7 @@
 // Tensors as bytes in host memory, to be written to files.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,8 @@
 namespace tapeline {
 
 // Holds leases on the tensors' bytes until it is destroyed; the tensors must
-// not be written meanwhile. Contiguous CPU tensors are not copied.
+// not be written meanwhile. Contiguous CPU tensors are not copied; those of a
+// GPU are, when they are added.
 class HostTensors {
  public:
   HostTensors() = default;
@@ -23,6 +25,7 @@ class HostTensors {
 
  private:
   std::vector<NamedBytes> list_;
+  std::vector<std::vector<std::byte>> copies_;
   std::vector<StoragePtr> leased_;
 };
 

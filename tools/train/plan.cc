@@ -9,6 +9,7 @@
 #include "runtime/check.h"
 #include "runtime/device.h"
 #include "runtime/status.h"
+#include "tools/train/open_device.h"
 #include "tools/train/run_options.h"
 
 namespace tapeline {
@@ -111,7 +112,7 @@ RunPlan plan_training(LanguageModel& model, const TrainerOptions& options,
 
 absl::StatusOr<RunPlan> plan_run(const Config& config,
                                  const std::string& model_path) {
-  Device device(1, {}, /*dry=*/true);
+  Device device(1, {}, /*dry=*/true, {.kind = device_kind(config.device)});
   const DeviceScope scope(device);
   ASSIGN_OR_RETURN(const Json json, model_config(config, model_path));
   ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "autograd/checkpoint.h"
-#include "runtime/access.h"
+#include "runtime/cuda_device.h"
 #include "runtime/device.h"
 #include "runtime/profile.h"
 #include "tools/train/console_text.h"
@@ -38,7 +38,10 @@ absl::Status Run::loop() {
       "training ", c_.run.name, ": ", parameter_count(trainer_->tensors()),
       " parameters, ", train_.bytes(), " bytes of text, ",
       c_.train.micro_batches * c_.train.seq_len, " tokens a step, ",
-      Device::current().threads().threads(), " threads"));
+      Device::current().threads().threads(), " threads",
+      Device::current().kind() == DeviceKind::kCuda
+          ? absl::StrCat(", ", cuda_properties()->name)
+          : ""));
   // What an interrupted run still owes for its last step.
   if (snapshot_) {
     RETURN_IF_ERROR(report());
@@ -198,10 +201,9 @@ absl::Status Run::sample(const std::string& file) {
 // What is not finite is neither saved nor exported.
 absl::Status Run::check_weights() {
   for (const NamedTensor& t : trainer_->tensors()) {
-    const auto values = read<float>(t.value());
-    const float* begin = values.view().data;
-    const float* end = begin + t.value().elements();
-    if (std::all_of(begin, end, [](float x) { return std::isfinite(x); })) {
+    const std::vector<float> values = t.value().to_vector<float>();
+    if (std::all_of(values.begin(), values.end(),
+                    [](float x) { return std::isfinite(x); })) {
       continue;
     }
     return ending(kExitNotFinite,

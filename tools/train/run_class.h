@@ -33,7 +33,7 @@ class Run {
 
   absl::Status go() {
     RETURN_IF_ERROR(check_settings(c_));
-    set_up_device();
+    RETURN_IF_ERROR(ending(kExitBadInput, set_up_device()));
     RETURN_IF_ERROR(load_data());
     RETURN_IF_ERROR(make_model());
     if (request_.resume) RETURN_IF_ERROR(find_snapshot());
@@ -55,7 +55,7 @@ class Run {
     return step == c_.train.steps || (every > 0 && step % every == 0);
   }
 
-  void set_up_device();
+  absl::Status set_up_device();
   absl::StatusOr<Corpus> corpus(const std::string& spec);
   absl::Status load_data();
   absl::Status make_model();
@@ -77,6 +77,9 @@ class Run {
 
   const RunRequest& request_;
   const Config& c_;
+  // Before everything that lives on it. Null: the current one, a CPU.
+  std::unique_ptr<Device> device_;
+  std::optional<DeviceScope> scope_;
   std::string path_;  // of the run's folder
   Json model_config_;
   Corpus train_, val_;

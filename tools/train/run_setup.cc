@@ -11,13 +11,16 @@
 #include "runtime/safetensors.h"
 #include "tools/train/evaluate.h"
 #include "tools/train/host_tensors.h"
+#include "tools/train/open_device.h"
 #include "tools/train/provenance.h"
 #include "tools/train/resume.h"
 #include "tools/train/run_class.h"
 
 namespace tapeline {
 
-void Run::set_up_device() {
+absl::Status Run::set_up_device() {
+  ASSIGN_OR_RETURN(device_, open_device(c_.device));
+  if (device_) scope_.emplace(*device_);
   int64_t threads = c_.train.threads;
   if (threads == 0) threads = std::thread::hardware_concurrency();
   Device::current().set_threads(
@@ -27,6 +30,7 @@ void Run::set_up_device() {
   set_profile(c_.debug.trace     ? ProfileMode::kTrace
               : c_.debug.profile ? ProfileMode::kCount
                                  : ProfileMode::kOff);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Corpus> Run::corpus(const std::string& spec) {

@@ -1,6 +1,5 @@
 #include "tools/train/state_hash.h"
 
-#include "runtime/access.h"
 #include "runtime/hash.h"
 
 namespace tapeline {
@@ -8,17 +7,9 @@ namespace {
 
 // Other dtypes count by the fp32 values they round to.
 void add(Hasher& hasher, const Tensor& t) {
-  if (t.dtype() == DType::kF32) {
-    const auto bytes = read<float>(t);
-    hasher.update(bytes.view().data, static_cast<size_t>(t.bytes()));
-    return;
-  }
   dispatch_float(t.dtype(), [&]<class T>() {
-    const auto from = read<T>(t);
-    std::vector<float> values(static_cast<size_t>(t.elements()));
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<float>(from.view().data[i]);
-    }
+    const std::vector<T> from = t.to_vector<T>();
+    const std::vector<float> values(from.begin(), from.end());
     hasher.update(values.data(), values.size() * sizeof(float));
   });
 }

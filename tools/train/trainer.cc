@@ -84,7 +84,12 @@ StepRecord Trainer::step(bool hash) {
   record.step = step_;
   const int64_t replays = checkpoint_counters().replays;
   const OffloadCounters moved = offload_counters_;
-  for (const HostBatch& batch : batches) run_micro_batch(batch, n, record);
+  // Read when all is queued, so that the host waits once.
+  std::vector<Leftover> leftovers;
+  for (const HostBatch& batch : batches) {
+    leftovers.push_back(run_micro_batch(batch, n));
+  }
+  for (const Leftover& left : leftovers) read_back(left, record);
   record.replays = checkpoint_counters().replays - replays;
   record.offload_bytes = offload_counters_.copied_bytes - moved.copied_bytes;
   record.offload_exposed_ms =
@@ -111,8 +116,8 @@ StepRecord Trainer::step(bool hash) {
   return record;
 }
 
-void Trainer::run_micro_batch(const HostBatch& host, const Denominators& n,
-                              StepRecord& record) {
+Trainer::Leftover Trainer::run_micro_batch(const HostBatch& host,
+                                           const Denominators& n) {
   Context ctx;
   ctx.sequence = Sequence::packed(host.cu_seqlens);
   ctx.recompute = options_.recompute;
@@ -137,19 +142,22 @@ void Trainer::run_micro_batch(const HostBatch& host, const Denominators& n,
       make_batch(host, n, options_.loss.mtp_weight, DType::kF32);
   std::optional<AnomalyScope> anomaly;
   if (options_.anomaly) anomaly.emplace();
+  Leftover left;
   {
     auto [loss, tape] = tapeline::record([&] {
       const ProfileRange forward(Range::kForward);
       return model_.loss(batch, ctx);
     });
-    record.lm_loss += value_of(loss.lm);
-    record.mtp_loss += sum_of(loss.mtp);
+    left.lm = loss.lm.detach();
+    for (const Tensor& mtp : loss.mtp) left.mtp.push_back(mtp.detach());
     const ProfileRange backward(Range::kBackward);
     tape.backward(loss.total, grads_);
   }
   if (offload) finish_offload(*offload);
   if (anomaly && anomaly->first() && !anomaly_) anomaly_ = anomaly->first();
-  add_statistics(ctx, record);
+  left.weights = ctx.weights;
+  left.statistics = std::move(ctx.statistics);
+  return left;
 }
 
 void Trainer::finish_offload(const OffloadGraph& graph) {
@@ -163,10 +171,12 @@ void Trainer::finish_offload(const OffloadGraph& graph) {
   }
 }
 
-void Trainer::add_statistics(const Context& ctx, StepRecord& record) {
-  for (const auto& [layer, of] : ctx.statistics) {
-    record.balance_loss += ctx.weights.balance * sum_of(of.balance_loss);
-    record.z_loss += ctx.weights.z * sum_of(of.z_loss);
+void Trainer::read_back(const Leftover& left, StepRecord& record) {
+  record.lm_loss += value_of(left.lm);
+  record.mtp_loss += sum_of(left.mtp);
+  for (const auto& [layer, of] : left.statistics) {
+    record.balance_loss += left.weights.balance * sum_of(of.balance_loss);
+    record.z_loss += left.weights.z * sum_of(of.z_loss);
     record.indexer_loss += sum_of(of.indexer_loss);  // weighted per row
     for (const Tensor& counts_E : of.expert_counts_E) {
       const std::vector<int64_t> counts = counts_E.to_vector<int64_t>();
@@ -182,8 +192,9 @@ void Trainer::update_router_biases() {
   for (const auto& [layer, counts] : expert_counts_) {
     Buffer* bias = model_.router_bias(layer);
     if (bias == nullptr || counts.empty()) continue;
-    const auto experts = static_cast<int64_t>(counts.size());
-    update_router_bias(launch(), view_of(counts, {experts}),
+    const Tensor counts_E =
+        Tensor::from(counts, {static_cast<int64_t>(counts.size())});
+    update_router_bias(launch(), read<int64_t>(counts_E),
                        options_.loss.router_bias_rate,
                        write<float>(bias->value()));
   }
@@ -234,9 +245,7 @@ absl::Status Trainer::restore(const Snapshot& snapshot,
           "tensor ", state_name(s), " is ", describe(saved), " in ",
           snapshot.path, ", the model config wants ", describe(s.value)));
     }
-    const auto from = read<float>(saved);
-    const auto to = write<float>(s.value);
-    std::copy_n(from.view().data, saved.elements(), to.view().data);
+    s.value.assign(saved.to_vector<float>());
   }
   optimizer_.publish();
   const Json* planned = snapshot.state.find("schedule");

@@ -27,6 +27,7 @@
 #include "autograd/optimizer.h"
 #include "dist/snapshot.h"
 #include "models/batch.h"
+#include "models/context.h"
 #include "tools/train/host_tensors.h"
 #include "tools/train/language_model.h"
 #include "tools/train/metrics.h"
@@ -94,10 +95,16 @@ class Trainer {
                        std::vector<std::string>* notes);
 
  private:
-  void run_micro_batch(const HostBatch& host, const Denominators& n,
-                       StepRecord& record);
+  // What a micro-batch leaves on the device for the step's record.
+  struct Leftover {
+    Tensor lm;
+    std::vector<Tensor> mtp;
+    AuxWeights weights;
+    std::map<int, LayerStatistics> statistics;  // per global layer
+  };
+  Leftover run_micro_batch(const HostBatch& host, const Denominators& n);
   void finish_offload(const OffloadGraph& graph);
-  void add_statistics(const Context& ctx, StepRecord& record);
+  void read_back(const Leftover& left, StepRecord& record);
   void update_router_biases();
 
   LanguageModel& model_;

@@ -1,0 +1,20 @@
+// The CUDA side of cross_entropy.h: the same contracts, shapes already checked.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace tapeline::cuda {
+
+template <class T>
+void cross_entropy_forward(Launch, View<const T> logits_TV,
+                           View<const int32_t> labels_T,
+                           View<Accumulator<T>> loss_T,
+                           View<Accumulator<T>> lse_T);
+
+template <class T>
+void cross_entropy_backward(Launch, View<T> logits_TV,
+                            View<const int32_t> labels_T,
+                            View<const Accumulator<T>> lse_T,
+                            View<const Accumulator<T>> weight_T);
+
+}  // namespace tapeline::cuda

@@ -1,0 +1,95 @@
+#include "kernels/grouped_matmul/grouped_matmul_fast.h"
+
+#include <sstream>
+
+#include "gtest/gtest.h"
+
+namespace tapeline {
+namespace {
+
+using Pass = GroupedMatmulPass;
+
+GroupedMatmulPath path(int64_t f, int64_t d, DType dtype = DType::kBf16,
+                       bool aligned = true) {
+  return grouped_matmul_path(Pass::kForward, dtype, 8, 4096, f, d, aligned);
+}
+
+TEST(GroupedMatmulPath, TensorCoresTakeBf16InUnitsOf16Bytes) {
+  EXPECT_TRUE(path(512, 256).wgmma);
+  EXPECT_TRUE(path(8, 72).wgmma);
+  EXPECT_FALSE(path(512, 256, DType::kF32).wgmma);
+  EXPECT_FALSE(path(512, 256, DType::kF64).wgmma);
+  EXPECT_FALSE(path(512, 257).wgmma);
+  EXPECT_FALSE(path(12, 256).wgmma);
+  EXPECT_FALSE(path(512, 256, DType::kBf16, false).wgmma);
+}
+
+TEST(GroupedMatmulPath, NothingToDoIsPlain) {
+  for (Pass pass : {Pass::kForward, Pass::kDgrad, Pass::kWgrad}) {
+    for (int64_t empty : {0, 1, 2, 3}) {
+      int64_t sizes[] = {8, 4096, 512, 256};
+      sizes[empty] = 0;
+      EXPECT_FALSE(grouped_matmul_path(pass, DType::kBf16, sizes[0], sizes[1],
+                                       sizes[2], sizes[3], true)
+                       .wgmma);
+    }
+  }
+}
+
+TEST(GroupedMatmulPath, CoordinatesFitInt32) {
+  EXPECT_FALSE(grouped_matmul_path(Pass::kForward, DType::kBf16, 8,
+                                   int64_t{1} << 31, 512, 256, true)
+                   .wgmma);
+}
+
+TEST(GroupedMatmulPath, StridesDecideAlignment) {
+  alignas(16) bf16 data[64];
+  EXPECT_TRUE(tma_aligned(View<bf16>(data, Shape{4, 8})));
+  EXPECT_TRUE(tma_aligned(View<bf16>(data, Shape{2, 8}, Shape{24, 1})));
+  EXPECT_FALSE(tma_aligned(View<bf16>(data, Shape{2, 8}, Shape{12, 1})));
+  EXPECT_FALSE(tma_aligned(View<bf16>(data, Shape{2, 8}, Shape{1, 2})));
+  EXPECT_FALSE(tma_aligned(View<bf16>(data + 1, Shape{4, 8})));
+  alignas(16) float sums[64];
+  EXPECT_TRUE(tma_aligned(View<float>(sums, Shape{4, 4, 4})));
+  EXPECT_FALSE(tma_aligned(View<float>(sums, Shape{2, 2, 2})));
+}
+
+TEST(GroupedMatmulPath, TilesOfModelsAsMeasured) {
+  struct Row {
+    int64_t experts, rows, f, d;
+    const char *forward, *dgrad, *wgrad;
+  };
+  const char *wide = "wgmma 128x256 by 8", *high = "wgmma 128x256 by 16",
+             *narrow = "wgmma 128x128 by 8";
+  for (const Row& r : std::initializer_list<Row>{
+           {32, 65536, 4096, 6144, high, high, wide},
+           {32, 65536, 6144, 2048, wide, wide, wide},
+           {32, 65536, 4096, 7168, high, high, wide},
+           {32, 65536, 7168, 2048, wide, wide, wide},
+           {16, 65536, 3072, 4096, wide, wide, wide},
+           {16, 65536, 4096, 1536, wide, wide, wide},
+           {128, 131072, 1536, 2048, wide, wide, narrow},
+           {128, 131072, 2048, 768, wide, wide, narrow},
+       }) {
+    const auto path = [&](Pass pass) {
+      std::ostringstream out;
+      out << grouped_matmul_path(pass, DType::kBf16, r.experts, r.rows, r.f,
+                                 r.d, true);
+      return out.str();
+    };
+    SCOPED_TRACE(testing::Message()
+                 << r.experts << " experts " << r.f << " x " << r.d);
+    EXPECT_EQ(path(Pass::kForward), r.forward);
+    EXPECT_EQ(path(Pass::kDgrad), r.dgrad);
+    EXPECT_EQ(path(Pass::kWgrad), r.wgrad);
+  }
+}
+
+TEST(GroupedMatmulPath, Prints) {
+  std::ostringstream out;
+  out << path(512, 256) << "; " << path(511, 256);
+  EXPECT_EQ(out.str(), "wgmma 128x256 by 8; plain");
+}
+
+}  // namespace
+}  // namespace tapeline

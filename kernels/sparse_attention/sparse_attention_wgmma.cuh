@@ -1,0 +1,132 @@
+// What the wgmma kernels of sparse attention share: a row's valid ids, and
+// panels of gathered key rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda.cuh"
+#include "kernels/hopper.cuh"
+#include "kernels/sparse_attention/sparse_attention_fast.h"
+
+namespace tapeline::cuda::sparse_detail {
+
+constexpr int kPanels = kMlaDim / 64;            // of a key row
+constexpr int kValuePanels = kMlaValueDim / 64;  // its first ones
+constexpr int kTileKeys = 64;
+constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of 64 rows
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 16 bytes from global to shared memory; zeros unless `valid`.
+__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+__device__ inline void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// Writes the ids of a row that are key rows side by side, in order, and (where
+// `slot` is not null) the slots that they came from; returns their number.
+// `parts` [warps] is scratch. Ends with a block barrier.
+template <int kThreads>
+__device__ int compact_ids(const int32_t* row, int slots, int keys, int32_t* id,
+                           uint16_t* slot, int* parts) {
+  constexpr int kEach = (kMlaMaxIds + kThreads - 1) / kThreads;
+  constexpr int kWarps = kThreads / kWarp;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % kWarp, warp = tid / kWarp;
+  int32_t mine[kEach];
+  int count = 0;
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int j = tid * kEach + e;
+    mine[e] = j < slots ? row[j] : -1;
+    if (mine[e] >= keys) mine[e] = -1;
+    count += mine[e] >= 0 ? 1 : 0;
+  }
+  int sum = count;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int below = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += below;
+  }
+  if (lane == kWarp - 1) parts[warp] = sum;
+  __syncthreads();
+  int at = sum - count, total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) at += parts[w];
+    total += parts[w];
+  }
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    if (mine[e] < 0) continue;
+    id[at] = mine[e];
+    if (slot != nullptr) slot[at] = static_cast<uint16_t>(tid * kEach + e);
+    ++at;
+  }
+  __syncthreads();
+  return total;
+}
+
+// The part of a loader among 128: piece tid % 8 of rows tid / 8 + 16 i of a
+// tile of 64 gathered key rows.
+struct Gather {
+  const bf16* kv;
+  int64_t stride;
+  int piece, row0;
+  const bf16* from[4];
+  bool valid[4];
+
+  __device__ Gather(const bf16* rows, int64_t row_stride, int tid)
+      : kv(rows), stride(row_stride), piece(tid % 8), row0(tid / 8) {}
+
+  // Key rows id[first ..], those from `count` on as zeros.
+  __device__ void set_tile(const int32_t* id, int first, int count) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = first + row0 + 16 * i;
+      valid[i] = at < count;
+      from[i] = kv + (valid[i] ? id[at] * stride : 0) + piece * 8;
+    }
+  }
+  // Panel p of the tile to `to`.
+  __device__ void copy_panel(uint32_t to, int p) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      copy_async(to + panel_offset(row0 + 16 * i, piece), from[i] + p * 64,
+                 valid[i]);
+    }
+  }
+};
+
+// acc of 64 columns as four bf16 operands of 16 columns each, for wgmma with a
+// in registers.
+__device__ inline void pack_rows(const float (&acc)[32], uint32_t (&a)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) a[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
+}
+// Those of 128 threads to a panel at `to`, K-major: row m, 64 columns.
+__device__ inline void store_panel(uint32_t to, const uint32_t (&a)[16]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) % 128 / kWarp;
+  const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    store_matrices(to + panel_offset(row, 2 * k + lane / 16), a[4 * k],
+                   a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]);
+  }
+}
+
+}  // namespace tapeline::cuda::sparse_detail

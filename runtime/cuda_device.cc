@@ -1,0 +1,95 @@
+#include "runtime/cuda_device.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/cuda_check.h"
+#include "runtime/cuda_stream.h"
+
+namespace tapeline {
+namespace {
+
+// Null where there is no memory: that error is not sticky, and is taken off.
+template <class Allocate>
+void* or_null(Allocate allocate) {
+  void* data = nullptr;
+  const cudaError_t error = allocate(&data);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  CUDA_CHECK(error);
+  return data;
+}
+
+absl::Status missing(int index, cudaError_t error) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("no CUDA device ", index, ": ", cudaGetErrorString(error),
+                   "; see nvidia-smi, or choose device = \"cpu\""));
+}
+
+}  // namespace
+
+int cuda_devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> make_cuda_device(int index,
+                                                         int threads) {
+  cudaError_t error = cudaSetDevice(index);
+  if (error == cudaSuccess) error = cudaFree(nullptr);  // makes the context
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return missing(index, error);
+  }
+  DeviceStreams streams;
+  streams.compute = std::make_unique<CudaStream>("compute");
+  streams.copy_out = std::make_unique<CudaStream>("copy_out");
+  streams.copy_in = std::make_unique<CudaStream>("copy_in");
+  DeviceBackend backend;
+  backend.kind = DeviceKind::kCuda;
+  backend.memory.allocate = [](size_t bytes) {
+    return or_null([&](void** data) { return cudaMalloc(data, bytes); });
+  };
+  backend.memory.free = [](void* data) { CUDA_CHECK(cudaFree(data)); };
+  backend.memory.device_only = true;
+  backend.pinned.allocate = [](size_t bytes) {
+    return or_null([&](void** data) {
+      return cudaHostAlloc(data, bytes, cudaHostAllocDefault);
+    });
+  };
+  backend.pinned.free = [](void* data) { CUDA_CHECK(cudaFreeHost(data)); };
+  backend.enter = [index] { CUDA_CHECK(cudaSetDevice(index)); };
+  return std::make_unique<Device>(threads, std::move(streams), /*dry=*/false,
+                                  backend);
+}
+
+absl::StatusOr<CudaProperties> cuda_properties(int index) {
+  cudaDeviceProp found;
+  const cudaError_t error = cudaGetDeviceProperties(&found, index);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return missing(index, error);
+  }
+  CudaProperties out;
+  out.name = found.name;
+  out.memory = found.totalGlobalMem;
+  CUDA_CHECK(cudaDriverGetVersion(&out.driver));
+  // As nvidia-smi prints it.
+  out.uuid = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) out.uuid += "-";
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x",
+                  static_cast<unsigned char>(found.uuid.bytes[i]));
+    out.uuid += digits;
+  }
+  return out;
+}
+
+}  // namespace tapeline

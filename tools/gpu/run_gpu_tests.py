@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Runs gpu_tests, whatever becomes of a test, and counts.
+
+    run_gpu_tests.sh [--filter=PATTERN] [--xml=FILE] [--log=FILE]
+                     [--timeout=SECONDS] [--limit=SECONDS]
+
+A test that ends the process, or takes longer than --timeout, has failed, and
+the tests after it run in a new process. With --limit tests still to come when
+it is reached have failed, too. The last line is "N passed, N failed, N
+skipped". Exit codes: 0, all passed; 1, some failed or were skipped; 3, no GPU.
+"""
+
+import argparse
+import collections
+import glob
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+
+RUN = re.compile(r"\[ RUN      \] (\S+)$")
+END = re.compile(r"\[ +(OK|FAILED|SKIPPED) +\] (\S+?),? .*\((\d+) ms\)$")
+NO_GPU = 3
+
+# Goldens that the bundle has no room for, and the tests that read them.
+LARGE = {"dsv3": "*dsv3_*", "glm_kernel": "*glm_kernel*"}
+
+
+def unpack():
+    """Makes files of the archives that came along."""
+    for path in glob.glob("tests/data/*.tar.xz"):
+        if not os.path.isdir(path[:-len(".tar.xz")]):
+            with tarfile.open(path) as archive:
+                archive.extractall("tests/data")
+    for path in glob.glob("external/king_james/*.xz"):
+        if not os.path.exists(path[:-len(".xz")]):
+            with lzma.open(path) as packed, open(path[:-3], "wb") as file:
+                file.write(packed.read())
+
+
+def list_tests(binary, pattern):
+    """Returns the names that the pattern selects."""
+    done = subprocess.run(
+        [binary, "--gtest_list_tests", "--gtest_filter=" + pattern],
+        capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{binary} ended with {done.returncode}: {done.stderr}")
+    names = []
+    suite = ""
+    for line in done.stdout.splitlines():
+        name = line.split("#")[0].rstrip()
+        if name.startswith("  "):
+            names.append(suite + name.strip())
+        elif name.endswith("."):
+            suite = name
+    return names
+
+
+class Process:
+    """One process of tests, which ends by itself, or by us when it is late."""
+
+    def __init__(self, binary, names, timeout, deadline, log):
+        self.results = {}  # name -> (result, seconds, text)
+        self.running = None
+        self.late = False
+        self._timeout = timeout
+        self._deadline = deadline
+        self._begin = time.monotonic()
+        environment = dict(os.environ, GTEST_FILTER=":".join(names))
+        self._child = subprocess.Popen(
+            [binary, "--gtest_color=no"], env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace")
+        watch = threading.Thread(target=self._watch, daemon=True)
+        watch.start()
+        text = []
+        for line in self._child.stdout:
+            log.write(line)
+            line = line.rstrip("\n")
+            self._read(line, text)
+        self.code = self._child.wait()
+        if self.running:
+            seconds = time.monotonic() - self._begin
+            reason = (f"took longer than {timeout} s" if self.late else
+                      f"ended the process with {self.code}")
+            text.append(reason)
+            self.results[self.running] = ("FAILED", seconds, "\n".join(text))
+
+    def _read(self, line, text):
+        if match := RUN.match(line):
+            self.running = match[1]
+            self._begin = time.monotonic()
+            text.clear()
+        elif (match := END.match(line)) and match[2] == self.running:
+            self.results[match[2]] = (match[1], int(match[3]) / 1000,
+                                      "\n".join(text))
+            self.running = None
+            self._begin = time.monotonic()
+        else:
+            text.append(line)
+
+    def _watch(self):
+        while self._child.poll() is None:
+            now = time.monotonic()
+            if now > self._begin + self._timeout or now > self._deadline:
+                self.late = True
+                self._child.kill()
+                return
+            time.sleep(0.2)
+
+
+def write_xml(path, names, results):
+    root = ElementTree.Element("testsuites")
+    for name in names:
+        suite, _, case = name.partition(".")
+        result, seconds, text = results[name]
+        node = ElementTree.SubElement(
+            root, "testcase", classname=suite, name=case,
+            time=f"{seconds:.3f}",
+            result="skipped" if result == "SKIPPED" else "completed")
+        if result == "FAILED":
+            clean = "".join(c for c in text[-4000:] if c.isprintable() or
+                            c == "\n")
+            ElementTree.SubElement(node, "failure").text = clean
+    ElementTree.ElementTree(root).write(path, encoding="unicode")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--binary", default="./gpu_tests")
+    parser.add_argument("--filter", default="*")
+    parser.add_argument("--xml")
+    parser.add_argument("--log", default=os.devnull)
+    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--limit", type=float, default=float("inf"))
+    options = parser.parse_args()
+
+    deadline = time.monotonic() + options.limit
+    unpack()
+    pattern = options.filter
+    for golden, tests in LARGE.items():
+        if not os.path.isdir("tests/data/" + golden):
+            print(f"no tests/data/{golden}: tests {tests} are left out")
+            pattern += (":" if "-" in pattern else "-") + tests
+    names = list_tests(options.binary, pattern)
+    results = {}
+    with open(options.log, "w", encoding="utf-8") as log:
+        left = names
+        while left and time.monotonic() < deadline:
+            process = Process(options.binary, left, options.timeout, deadline,
+                              log)
+            if process.code == NO_GPU and not process.results:
+                print("no GPU", file=sys.stderr)
+                return NO_GPU
+            results.update(process.results)
+            before = len(left)
+            left = [name for name in left if name not in results]
+            if len(left) == before:
+                print(f"gpu_tests ended with {process.code} before a test")
+                break
+    for name in left:
+        results[name] = ("FAILED", 0, "was not reached")
+
+    suites = collections.defaultdict(collections.Counter)
+    for name in names:
+        result = results[name][0]
+        suites[name.partition(".")[0]][result] += 1
+        if result != "OK":
+            lines = [x for x in results[name][2].splitlines() if x.strip()]
+            print(f"{result} {name}")
+            for line in lines[-1:] if "ended" in results[name][2] else []:
+                print(f"    {line}")
+    print(f"{len(suites)} suites, {len(names)} tests in the binary")
+    for suite, count in sorted(suites.items()):
+        print(f"  {suite}: {count['OK']} of {sum(count.values())} passed")
+    if options.xml:
+        write_xml(options.xml, names, results)
+    total = sum(suites.values(), collections.Counter())
+    print(f"{total['OK']} passed, {total['FAILED']} failed, "
+          f"{total['SKIPPED']} skipped")
+    return 1 if total["FAILED"] or total["SKIPPED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
