@@ -12,9 +12,6 @@
 namespace tapeline {
 namespace {
 
-// As torch.nn.utils.clip_grad_norm_.
-constexpr double kClipEps = 1e-6;
-
 double squared_norm_of(const Tensor& x) {
   if (x.dtype() == DType::kF64) {
     return squared_norm<double>(launch(), read<double>(x));
