@@ -67,7 +67,8 @@ void update_group(const MuonRule& rule, const UpdateStep& step,
     jobs.push_back(job);
   }
   const Launch l = launch();
-  if (largest > kSmall) {
+  // A stream is one thread's.
+  if (largest > kSmall || l.on_cuda()) {
     for (const Job<A>& job : jobs) run(l, rule, step, job);
     return;
   }

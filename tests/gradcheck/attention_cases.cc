@@ -18,7 +18,7 @@ RopeConfig rope_config(bool interleaved, RopeConfig::Scaling scaling) {
 
 }  // namespace
 
-OpCases attention_cases() {
+OpCases attention_op_cases() {
   OpCases cases;
   const auto add_case = [&](const char* op, const char* what,
                             GradcheckCase check) {

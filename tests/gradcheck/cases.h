@@ -25,7 +25,7 @@ using OpCases = std::vector<OpCase>;
 OpCases arithmetic_cases();
 OpCases shape_cases();
 OpCases dense_cases();
-OpCases attention_cases();
+OpCases attention_op_cases();
 OpCases dsa_cases();
 OpCases moe_cases();
 OpCases loss_cases();

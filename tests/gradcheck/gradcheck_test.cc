@@ -18,7 +18,7 @@ const OpCases& all_cases() {
     Device::current().pool().set_poison(true);
     auto* all = new OpCases;
     for (const auto& some :
-         {arithmetic_cases, shape_cases, dense_cases, attention_cases,
+         {arithmetic_cases, shape_cases, dense_cases, attention_op_cases,
           dsa_cases, moe_cases, loss_cases, model_cases}) {
       for (OpCase& c : some()) all->push_back(std::move(c));
     }
