@@ -13,8 +13,8 @@
 // A slot is a place for one message that has been asked for and not been taken.
 //
 // An error names rank, what it did, and the peer. After the first one, or after
-// abort(), every call of every rank returns it. A communicator is used by its
-// rank's thread alone, abort() and positions() by any.
+// abort(), every call of every rank returns it, or that the connection is gone.
+// A communicator is used by its rank's thread alone.
 #pragma once
 
 #include <cstdint>
@@ -84,7 +84,7 @@ class Communicator {
   // an error. The first one counts.
   virtual void abort(const absl::Status& why) = 0;
 
-  // For reports of who is late: any number, as far as it is known (-1: not).
+  // For reports of who is late: any number from 0 on; -1 where it is not known.
   virtual void set_position(int64_t position) = 0;
   virtual std::vector<int64_t> positions() const = 0;
 };

@@ -372,8 +372,8 @@ class ThreadGroup::State::Rank : public Communicator {
       const std::optional<Clock::time_point> next = s_.deliver();
       if (next && *next <= Clock::now()) continue;
       if (now >= end) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            what(), " waits longer than ", absl::FormatDuration(timeout)));
+        return absl::DeadlineExceededError(
+            absl::StrCat(what(), " has not ended"));
       }
       s_.changed.wait_until(lock, next ? std::min(*next, end) : end);
     }

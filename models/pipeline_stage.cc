@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "runtime/access.h"
 #include "runtime/check.h"
 #include "runtime/status.h"
 

@@ -345,22 +345,26 @@ absl::Status Executor::collect(const Instruction& i,
 }
 
 absl::StatusOr<std::vector<Tensor>> Executor::wait(Ticket ticket) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = absl::Now(), end = begin + options_.deadline;
   communicator_.set_position(static_cast<int64_t>(2 * at_ + 1));
-  const absl::Time end = begin + options_.deadline;
   for (;;) {
-    const absl::Time now = absl::Now();
     absl::StatusOr<std::vector<Tensor>> parts = communicator_.wait(
-        ticket, std::max(absl::ZeroDuration(),
-                         std::min(options_.warn_after, end - now)));
+        ticket, std::clamp(end - absl::Now(), absl::ZeroDuration(),
+                           options_.warn_after));
+    const absl::Duration waited = absl::Now() - begin;
     if (!absl::IsDeadlineExceeded(parts.status())) {
       communicator_.set_position(static_cast<int64_t>(2 * at_));
-      counters_.waited_seconds += absl::ToDoubleSeconds(absl::Now() - begin);
+      counters_.waited_seconds += absl::ToDoubleSeconds(waited);
       return parts;
     }
-    const std::string report =
-        absl::StrCat(parts.status().message(), "\n", positions());
-    if (absl::Now() >= end) return absl::DeadlineExceededError(report);
+    const std::string report = absl::StrCat(
+        parts.status().message(), " after ",
+        absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), "\n",
+        positions());
+    // A timeout may end a little early.
+    if (waited + absl::Milliseconds(1) >= options_.deadline) {
+      return absl::DeadlineExceededError(report);
+    }
     if (options_.warn) {
       options_.warn(report);
     } else {
@@ -411,7 +415,7 @@ std::string Executor::positions() const {
     const std::vector<Instruction>& all = programs_[r].instructions;
     const auto i = static_cast<size_t>(at[r] / 2);
     if (at[r] < 0) {
-      absl::StrAppend(&out, "not begun\n");
+      absl::StrAppend(&out, "not known\n");
     } else if (i >= all.size()) {
       absl::StrAppend(&out, "at the end\n");
     } else {
