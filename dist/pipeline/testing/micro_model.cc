@@ -224,12 +224,10 @@ MicroResult micro_loop(int stages, int micro_batches, const MicroOptions& o) {
   return out;
 }
 
-MicroResult micro_pipeline(const Schedule& schedule, const MicroOptions& o) {
-  const int ranks = static_cast<int>(schedule.ranks.size());
-  const int stages = schedule.stages();
-  const absl::StatusOr<std::vector<RankProgram>> programs = lower(schedule);
-  CHECK(programs.ok()) << programs.status().message();
-  ThreadGroup group(ranks, o.threads);
+namespace {
+
+MicroResult empty_result(const Schedule& schedule) {
+  const size_t ranks = schedule.ranks.size();
   MicroResult out;
   out.losses.assign(schedule.micro_batches, 0);
   out.status.resize(ranks);
@@ -237,64 +235,100 @@ MicroResult micro_pipeline(const Schedule& schedule, const MicroOptions& o) {
   out.peak_activations.resize(ranks);
   out.live_after.resize(ranks);
   out.stages_begun_not_ended.resize(ranks);
+  return out;
+}
+
+// Runs one rank on the calling thread and writes down what it made.
+void run_rank(const Schedule& schedule,
+              const std::vector<RankProgram>& programs,
+              Communicator& communicator, const MicroOptions& o,
+              std::atomic<int64_t>& forwards, std::mutex& mutex,
+              MicroResult& out) {
+  const int rank = communicator.rank(), stages = schedule.stages();
+  Device device(1, {}, o.dry);
+  const DeviceScope scope(device);
+  device.pool().set_poison(o.poison && !o.dry);
+  std::set<int> owned;
+  for (int s = 0; s < stages; ++s) {
+    if (schedule.placement[s] == rank) owned.insert(s);
+  }
+  const MicroWeights weights(owned, stages, o);
+  std::map<int, std::unique_ptr<MicroStage>> made;
+  std::map<int, Stage*> all;
+  for (const int s : owned) {
+    made[s] = std::make_unique<MicroStage>(s, stages, weights, o, out.losses,
+                                           forwards);
+    all[s] = made[s].get();
+  }
+  ExecutorOptions options = o.executor;
+  for (size_t g = 0; g < schedule.groups.size(); ++g) {
+    options.replicas.push_back({weights.embedding, {{0}, {kHeadSite}}});
+  }
+  ParameterGradients grads;
+  Executor executor(schedule, programs, communicator, all, options);
+  const auto live = [&] {
+    return device.pool()
+        .stats()
+        .live_bytes[static_cast<size_t>(Tag::kActivation)];
+  };
+  const int64_t before = live();
+  for (int step = 0; step < o.steps && out.status[rank].ok(); ++step) {
+    grads.zero();
+    device.pool().reset_peak();
+    out.status[rank] = executor.step(grads);
+  }
+  out.live_after[rank] = live() - before;
+  out.peak_activations[rank] =
+      device.pool().stats().peak_bytes[static_cast<size_t>(Tag::kActivation)] -
+      before;
+  out.counters[rank] = executor.counters();
+  for (const auto& [s, stage] : made) {
+    out.stages_begun_not_ended[rank] += stage->under_way();
+  }
+  const std::lock_guard lock(mutex);
+  if (o.dry) return;
+  std::map<std::string, std::vector<float>> mine;
+  weights.add_gradients(grads, mine);
+  for (auto& [name, gradient] : mine) {
+    // Replicas of the tied weights have the same sum.
+    const auto [at, fresh] = out.gradients.emplace(name, gradient);
+    CHECK(fresh || at->second == gradient) << name << " differs by rank";
+  }
+}
+
+std::vector<RankProgram> programs_of(const Schedule& schedule) {
+  absl::StatusOr<std::vector<RankProgram>> programs = lower(schedule);
+  CHECK(programs.ok()) << programs.status().message();
+  return *std::move(programs);
+}
+
+}  // namespace
+
+MicroResult micro_pipeline(const Schedule& schedule, const MicroOptions& o) {
+  const std::vector<RankProgram> programs = programs_of(schedule);
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  ThreadGroup group(ranks, o.threads);
+  MicroResult out = empty_result(schedule);
   std::mutex mutex;
   std::atomic<int64_t> forwards = 0;
-  const auto run = [&](int rank) {
-    Device device(1, {}, o.dry);
-    const DeviceScope scope(device);
-    device.pool().set_poison(o.poison && !o.dry);
-    std::set<int> owned;
-    for (int s = 0; s < stages; ++s) {
-      if (schedule.placement[s] == rank) owned.insert(s);
-    }
-    const MicroWeights weights(owned, stages, o);
-    std::map<int, std::unique_ptr<MicroStage>> made;
-    std::map<int, Stage*> all;
-    for (const int s : owned) {
-      made[s] = std::make_unique<MicroStage>(s, stages, weights, o, out.losses,
-                                             forwards);
-      all[s] = made[s].get();
-    }
-    ExecutorOptions options = o.executor;
-    for (size_t g = 0; g < schedule.groups.size(); ++g) {
-      options.replicas.push_back({weights.embedding, {{0}, {kHeadSite}}});
-    }
-    ParameterGradients grads;
-    Executor executor(schedule, *programs, group.rank(rank), all, options);
-    const auto live = [&] {
-      return device.pool()
-          .stats()
-          .live_bytes[static_cast<size_t>(Tag::kActivation)];
-    };
-    const int64_t before = live();
-    for (int step = 0; step < o.steps && out.status[rank].ok(); ++step) {
-      grads.zero();
-      device.pool().reset_peak();
-      out.status[rank] = executor.step(grads);
-    }
-    out.live_after[rank] = live() - before;
-    out.peak_activations[rank] =
-        device.pool()
-            .stats()
-            .peak_bytes[static_cast<size_t>(Tag::kActivation)] -
-        before;
-    out.counters[rank] = executor.counters();
-    for (const auto& [s, stage] : made) {
-      out.stages_begun_not_ended[rank] += stage->under_way();
-    }
-    const std::lock_guard lock(mutex);
-    if (o.dry) return;
-    std::map<std::string, std::vector<float>> mine;
-    weights.add_gradients(grads, mine);
-    for (auto& [name, gradient] : mine) {
-      // Replicas of the tied weights have the same sum.
-      const auto [at, fresh] = out.gradients.emplace(name, gradient);
-      CHECK(fresh || at->second == gradient) << name << " differs by rank";
-    }
-  };
   std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) threads.emplace_back(run, r);
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      run_rank(schedule, programs, group.rank(r), o, forwards, mutex, out);
+    });
+  }
   for (std::thread& thread : threads) thread.join();
+  out.forwards = forwards;
+  return out;
+}
+
+MicroResult micro_rank(const Schedule& schedule, Communicator& communicator,
+                       const MicroOptions& o) {
+  MicroResult out = empty_result(schedule);
+  std::mutex mutex;
+  std::atomic<int64_t> forwards = 0;
+  run_rank(schedule, programs_of(schedule), communicator, o, forwards, mutex,
+           out);
   out.forwards = forwards;
   return out;
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "dist/communicator.h"
 #include "dist/pipeline/executor.h"
 #include "dist/pipeline/schedule.h"
 #include "dist/thread_communicator.h"
@@ -55,6 +56,10 @@ MicroResult micro_loop(int stages, int micro_batches,
                        const MicroOptions& options = {});
 MicroResult micro_pipeline(const Schedule& schedule,
                            const MicroOptions& options = {});
+
+// One rank on the calling thread: what it made, zeros elsewhere.
+MicroResult micro_rank(const Schedule& schedule, Communicator& communicator,
+                       const MicroOptions& options = {});
 
 // The schedule with its ends tied.
 Schedule with_tied_ends(Schedule schedule);
