@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -16,23 +16,28 @@
 #include "absl/strings/str_cat.h"
 #include "autograd/checkpoint.h"
 #include "autograd/tape.h"
+#include "dist/gloo_communicator.h"
+#include "dist/launch.h"
 #include "dist/pipeline/generators.h"
 #include "dist/pipeline/layout.h"
 #include "dist/pipeline/operations.h"
 #include "dist/pipeline/text.h"
 #include "dist/pipeline/validator.h"
 #include "gtest/gtest.h"
+#include "runtime/check.h"
+#include "tests/pipeline/job.h"
 #include "tests/pipeline/pipeline_run.h"
 #include "tests/training/random_models.h"
 
 namespace tapeline {
 
+std::string program;
 int64_t cases = 200;
 std::optional<uint32_t> seed;
 
 namespace {
 
-constexpr int kSteps = 3;
+constexpr int kSteps = 3, kProcesses = 4, kProcessCases = 11;
 
 // Parts in order with bars between them at random: stages are uneven, some are
 // empty. Depths of a shared layer stay together.
@@ -187,30 +192,23 @@ struct Totals {
   int64_t offers = 0;
 };
 
-void run_case(Draw& d, ModelDeck& deck, Features& features, int64_t number,
-              Totals& totals) {
-  const Case drawn = draw_model(d, deck, features, number);
-  Schedule schedule = draw_schedule(d, number, features);
-  draw_attributes(d, schedule, features);
-  std::optional<Layout> layout;
-  std::string text;
-  while (!layout) {
-    text = draw_layout(d, drawn.layers, drawn.depths, schedule.stages(),
-                       drawn.depths_apart);
-    const auto parsed =
-        parse_layout(text, "layout",
-                     {.depths_share_a_layer = !drawn.depths_apart,
-                      .layers = drawn.layers,
-                      .depths = drawn.depths});
-    if (parsed.ok()) layout = *parsed;
-  }
-  SCOPED_TRACE(absl::StrCat("case ", number, " layout ", text, "\n",
-                            schedule_text(schedule), drawn.model.json.dump()));
-  const int64_t dense =
-      drawn.model.json.find("first_k_dense_replace") != nullptr
-          ? drawn.model.json.find("first_k_dense_replace")->integer()
-          : 0;
-  for (const StageParts& parts : *layout) {
+// All that a case is.
+struct Drawn {
+  int64_t number = 0;
+  Case of;
+  Schedule schedule;
+  Layout layout;
+  Batches steps;
+  LossOptions losses;
+  StageMemory memory;
+  ThreadOptions threads;
+  std::string text;  // for a report
+};
+
+void count_layout(const Drawn& drawn, Features& features) {
+  const Json* first = drawn.of.model.json.find("first_k_dense_replace");
+  const int64_t dense = first != nullptr ? first->integer() : 0;
+  for (const StageParts& parts : drawn.layout) {
     features["an empty stage"] += !parts.embedding && !parts.head &&
                                   parts.layers == 0 && parts.depths == 0;
     features["a stage of dense layers alone"] +=
@@ -218,35 +216,71 @@ void run_case(Draw& d, ModelDeck& deck, Features& features, int64_t number,
     features["a head apart from the layers"] += parts.head && parts.layers == 0;
     features["depths apart from the head"] += parts.depths > 0 && !parts.head;
     features["a stage with a part of the depths"] +=
-        parts.depths > 0 && parts.depths < drawn.depths;
+        parts.depths > 0 && parts.depths < drawn.of.depths;
   }
-  const Batches steps = draw_steps(d, schedule.micro_batches, features);
-  const LossOptions losses = test_losses(drawn.train_indexer);
-  StageMemory memory;
-  memory.strict_offload = true;
-  memory.drop_norms = d.coin();
+}
+
+// `ranks` 0: any number.
+Drawn draw_case(Draw& d, ModelDeck& deck, Features& features, int64_t number,
+                int ranks) {
+  Drawn out;
+  out.number = number;
+  out.of = draw_model(d, deck, features, number);
+  do {
+    out.schedule = draw_schedule(d, number, features);
+  } while (ranks > 0 && static_cast<int>(out.schedule.ranks.size()) != ranks);
+  draw_attributes(d, out.schedule, features);
+  std::optional<Layout> layout;
+  while (!layout) {
+    out.text = draw_layout(d, out.of.layers, out.of.depths,
+                           out.schedule.stages(), out.of.depths_apart);
+    const auto parsed =
+        parse_layout(out.text, "layout",
+                     {.depths_share_a_layer = !out.of.depths_apart,
+                      .layers = out.of.layers,
+                      .depths = out.of.depths});
+    if (parsed.ok()) layout = *parsed;
+  }
+  out.layout = *layout;
+  out.text =
+      absl::StrCat("case ", number, " layout ", out.text, "\n",
+                   schedule_text(out.schedule), out.of.model.json.dump());
+  count_layout(out, features);
+  out.steps = draw_steps(d, out.schedule.micro_batches, features);
+  out.losses = test_losses(out.of.train_indexer);
+  out.memory.strict_offload = true;
+  out.memory.drop_norms = d.coin();
   if (d.coin()) {
-    for (int i = 0; i < drawn.total_layers; ++i) {
-      memory.recompute.push_back(d.coin());
+    for (int i = 0; i < out.of.total_layers; ++i) {
+      out.memory.recompute.push_back(d.coin());
     }
     ++features["layers recomputed"];
   }
-  memory.offload.activations = d(0, 3) == 0;
-  memory.offload.ids = d(0, 3) == 0;
-  ThreadOptions threads;
-  threads.seed = static_cast<uint64_t>(number);
-  threads.order = static_cast<ArrivalOrder>(d(0, 2));
-  if (d(0, 3) == 0) threads.max_delay = absl::Microseconds(100);
+  out.memory.offload.activations = d(0, 3) == 0;
+  out.memory.offload.ids = d(0, 3) == 0;
+  out.threads.seed = static_cast<uint64_t>(number);
+  out.threads.order = static_cast<ArrivalOrder>(d(0, 2));
+  if (d(0, 3) == 0) out.threads.max_delay = absl::Microseconds(100);
   if (d.coin()) {
-    threads.capacity = *min_capacity(schedule, OvRelease::kEarly);
+    out.threads.capacity = *min_capacity(out.schedule, OvRelease::kEarly);
     ++features["least capacity"];
   }
+  return out;
+}
 
+PipelineResult run(const Drawn& drawn, Communicator* process = nullptr) {
+  return run_pipeline(drawn.of.model, drawn.layout, drawn.schedule, drawn.steps,
+                      drawn.losses, drawn.memory, drawn.threads, process);
+}
+
+void run_case(const Drawn& drawn, Features& features, Totals& totals) {
+  SCOPED_TRACE(drawn.text);
+  const Schedule& schedule = drawn.schedule;
   const int64_t nodes = live_nodes();
-  const PipelineResult want = run_trainer(drawn.model, steps, losses);
+  const PipelineResult want =
+      run_trainer(drawn.of.model, drawn.steps, drawn.losses);
   const int64_t before = checkpoint_counters().replays;
-  const PipelineResult got = run_pipeline(drawn.model, *layout, schedule, steps,
-                                          losses, memory, threads);
+  const PipelineResult got = run(drawn);
   const int64_t replays = checkpoint_counters().replays - before;
   ASSERT_EQ(difference(got, want), "");
   EXPECT_GT(want.gradients.size(), 5u);
@@ -282,7 +316,8 @@ TEST(Equality, RandomPipelinesHaveTheBitsOfThePlainLoop) {
   ModelDeck deck(d, features);
   Totals totals;
   for (int64_t number = 0; number < cases; ++number) {
-    run_case(d, deck, features, number, totals);
+    run_case(draw_case(d, deck, features, number, /*ranks=*/0), features,
+             totals);
     if (HasFatalFailure() || HasNonfatalFailure()) {
       std::cout << "--seed " << of << ", case " << number << "\n";
       return;
@@ -342,11 +377,63 @@ TEST(Equality, RandomPipelinesHaveTheBitsOfThePlainLoop) {
   }
 }
 
+// Cases of four ranks, numbered alike in every process of a seed.
+Drawn process_case(uint32_t of, int64_t number) {
+  Draw d(of);
+  Features features;
+  ModelDeck deck(d, features);
+  for (int64_t i = 0; i < number; ++i) {
+    draw_case(d, deck, features, i, kProcesses);
+  }
+  return draw_case(d, deck, features, number, kProcesses);
+}
+
+TEST(Equality, ProcessesHaveTheBitsOfThePlainLoop) {
+  const uint32_t of = seed ? *seed : test_seed();
+  for (int64_t number = 0; number < kProcessCases; ++number) {
+    const Drawn drawn = process_case(of, number);
+    SCOPED_TRACE(drawn.text);
+    const std::vector<Ended> ended =
+        run_job(kProcesses, [&](int, const std::string& out) {
+          return std::vector<std::string>{
+              program,  "--process_case", absl::StrCat(number),
+              "--seed", absl::StrCat(of), "--out",
+              out};
+        });
+    PipelineResult got;
+    for (const Ended& rank : ended) {
+      ASSERT_EQ(rank.code, 0) << rank.err;
+      add_result(rank.out, got);
+    }
+    ASSERT_EQ(
+        difference(got, run_trainer(drawn.of.model, drawn.steps, drawn.losses)),
+        "");
+  }
+}
+
 }  // namespace
+
+// One rank of a case, started by the test above.
+int run_process(int64_t number, const std::string& out) {
+  const absl::StatusOr<Launch> launch = read_launch(process_environment());
+  CHECK(launch.ok() && seed);
+  auto communicator = GlooCommunicator::connect(*launch);
+  CHECK(communicator.ok()) << communicator.status().message();
+  const PipelineResult got =
+      run(process_case(*seed, number), communicator->get());
+  CHECK(got.status[launch->rank].ok()) << got.status[launch->rank].message();
+  CHECK((*communicator)->barrier(absl::Minutes(1)).ok());
+  std::ofstream(out) << result_text(got);
+  return 0;
+}
+
 }  // namespace tapeline
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  tapeline::program = argv[0];
+  int64_t process_case = -1;
+  std::string out;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const size_t equals = flag.find('=');
@@ -358,10 +445,15 @@ int main(int argc, char** argv) {
       tapeline::cases = std::strtoll(value, nullptr, 10);
     } else if (name == "--seed") {
       tapeline::seed = static_cast<uint32_t>(std::strtoul(value, nullptr, 10));
+    } else if (name == "--process_case") {
+      process_case = std::strtoll(value, nullptr, 10);
+    } else if (name == "--out") {
+      out = value;
     } else {
       std::cerr << "unknown flag " << flag << "; known: --cases, --seed\n";
       return 2;
     }
   }
+  if (process_case >= 0) return tapeline::run_process(process_case, out);
   return RUN_ALL_TESTS();
 }

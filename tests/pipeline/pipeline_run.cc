@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -116,7 +119,7 @@ PipelineResult run_ranks(const std::shared_ptr<const Config>& config,
                          const Layout& layout, const Schedule& given,
                          const Batches& steps, const LossOptions& losses,
                          int mtp_depths, const StageMemory& memory,
-                         const ThreadOptions& threads) {
+                         const ThreadOptions& threads, Communicator* process) {
   const int ranks = static_cast<int>(given.ranks.size());
   CHECK_EQ(layout.size(), given.placement.size());
   Schedule schedule = given;
@@ -140,14 +143,15 @@ PipelineResult run_ranks(const std::shared_ptr<const Config>& config,
   for (const auto& [name, rank] : owner) all.push_back(name);
 
   const std::vector<RankProgram> programs = must(lower(schedule));
-  ThreadGroup group(ranks, threads);
+  ThreadGroup group(process == nullptr ? ranks : 0, threads);
   out.status.resize(ranks);
   out.counters.resize(ranks);
   out.steps.resize(steps.size());
   std::mutex mutex;
   const auto run_rank = [&](int rank) {
     test_ops::CopyDevice device;
-    Communicator& communicator = group.rank(rank);
+    Communicator& communicator =
+        process == nullptr ? group.rank(rank) : *process;
     Lm model{config};
     const std::vector<NamedTensor> tensors =
         rank_tensors(model, layout, schedule.placement, rank);
@@ -182,7 +186,7 @@ PipelineResult run_ranks(const std::shared_ptr<const Config>& config,
       if (!out.status[rank].ok()) return;
       CHECK_OK(log.exchange(communicator, kTimeout));
       const double norm = optimizer.step(communicator, grads);
-      if (rank == 0) {
+      if (rank == 0 || process != nullptr) {
         out.steps[step] = {log.loss(),
                            log.lm_loss(),
                            log.mtp_loss(),
@@ -194,7 +198,7 @@ PipelineResult run_ranks(const std::shared_ptr<const Config>& config,
       for (int layer = 0; layer < specs.total_layers(); ++layer) {
         Buffer* bias = router_bias(model, layer);
         const std::vector<int64_t> counts = log.expert_counts(layer);
-        if (rank == 0) out.expert_counts[layer] = counts;
+        if (rank == 0 || process != nullptr) out.expert_counts[layer] = counts;
         if (bias == nullptr || counts.empty()) continue;
         update_router_bias(
             launch(), view_of(counts, {static_cast<int64_t>(counts.size())}),
@@ -225,6 +229,10 @@ PipelineResult run_ranks(const std::shared_ptr<const Config>& config,
           optimizer.gradient(grads, t).to_vector<float>());
     }
   };
+  if (process != nullptr) {
+    run_rank(process->rank());
+    return out;
+  }
   std::vector<std::thread> all_threads;
   for (int r = 0; r < ranks; ++r) all_threads.emplace_back(run_rank, r);
   for (std::thread& thread : all_threads) thread.join();
@@ -282,14 +290,16 @@ PipelineResult run_pipeline(const PipelineModel& of, const Layout& layout,
                             const Schedule& schedule, const Batches& steps,
                             const LossOptions& losses,
                             const StageMemory& memory,
-                            const ThreadOptions& threads) {
+                            const ThreadOptions& threads,
+                            Communicator* process) {
   const std::string type = of.json.find("model_type")->string();
   if (type == "qwen3_moe" || type == "qwen3") {
     GqaLmConfig c =
         must(type == "qwen3" ? parse_qwen3(of.json) : parse_qwen3_moe(of.json));
     c.moe.balance = of.choices.balance;
     return run_ranks<GqaLm>(std::make_shared<const GqaLmConfig>(c), layout,
-                            schedule, steps, losses, 0, memory, threads);
+                            schedule, steps, losses, 0, memory, threads,
+                            process);
   }
   MlaLmConfig c = must(type == "glm_moe_dsa" ? parse_glm_moe_dsa(of.json)
                                              : parse_deepseek_v3(of.json));
@@ -300,7 +310,57 @@ PipelineResult run_pipeline(const PipelineModel& of, const Layout& layout,
   c.balance = of.choices.balance;
   return run_ranks<MlaLm>(std::make_shared<const MlaLmConfig>(c), layout,
                           schedule, steps, losses, c.mtp_depths, memory,
-                          threads);
+                          threads, process);
+}
+
+std::string result_text(const PipelineResult& result) {
+  std::string out;
+  const auto write = [&](const std::string& name, const auto& values) {
+    absl::StrAppend(&out, name);
+    for (const double value : values) {
+      char text[64];
+      std::snprintf(text, sizeof(text), " %a", value);
+      out += text;
+    }
+    out += "\n";
+  };
+  for (const StepLosses& s : result.steps) {
+    write("step", std::vector<double>{s.loss, s.lm, s.mtp, s.balance, s.z,
+                                      s.indexer, s.grad_norm});
+  }
+  for (const auto& [name, values] : result.gradients) {
+    write("gradient:" + name, values);
+  }
+  for (const auto& [name, values] : result.tensors) {
+    write("tensor:" + name, values);
+  }
+  return out;
+}
+
+void add_result(const std::string& text, PipelineResult& to) {
+  std::istringstream lines(text);
+  std::vector<StepLosses> steps;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream fields(line);
+    std::string name;
+    fields >> name;
+    std::vector<double> values;
+    for (std::string value; fields >> value;) {
+      values.push_back(std::strtod(value.c_str(), nullptr));
+    }
+    if (name == "step") {
+      steps.push_back({values.at(0), values[1], values[2], values[3], values[4],
+                       values[5], values.at(6)});
+      continue;
+    }
+    const size_t colon = name.find(':');
+    auto& where = name.substr(0, colon) == "tensor" ? to.tensors : to.gradients;
+    const std::vector<float> floats(values.begin(), values.end());
+    const auto [at, fresh] = where.emplace(name.substr(colon + 1), floats);
+    CHECK(at->second == floats) << name << " differs by rank";
+  }
+  CHECK(to.steps.empty() || to.steps == steps) << "losses differ by rank";
+  to.steps = steps;
 }
 
 std::string difference(const PipelineResult& got, const PipelineResult& want) {

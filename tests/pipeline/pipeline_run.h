@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "dist/communicator.h"
 #include "dist/pipeline/executor.h"
 #include "dist/pipeline/layout.h"
 #include "dist/pipeline/schedule.h"
@@ -51,11 +52,16 @@ LossOptions test_losses(bool train_indexer);
 
 PipelineResult run_trainer(const PipelineModel& model, const Batches& steps,
                            const LossOptions& losses);
+// With `process` the rank of that communicator alone, on this thread.
 PipelineResult run_pipeline(const PipelineModel& model, const Layout& layout,
                             const Schedule& schedule, const Batches& steps,
                             const LossOptions& losses,
                             const StageMemory& memory,
-                            const ThreadOptions& threads);
+                            const ThreadOptions& threads,
+                            Communicator* process = nullptr);
+// A rank's own losses, gradients and tensors, bit for bit, and back.
+std::string result_text(const PipelineResult& result);
+void add_result(const std::string& text, PipelineResult& to);
 
 // Empty, or the first thing that is not the same bit for bit.
 std::string difference(const PipelineResult& got, const PipelineResult& want);
