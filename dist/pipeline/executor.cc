@@ -196,6 +196,8 @@ absl::Status Executor::send(const Instruction& i) {
   ++counters_.sent;
   if (communicator_.sends_wait()) return wait(ticket).status();
   sending_.push_back(ticket);
+  counters_.most_sending =
+      std::max(counters_.most_sending, static_cast<int64_t>(sending_.size()));
   return absl::OkStatus();
 }
 

@@ -92,6 +92,7 @@ struct ExecutorCounters {
   // Most (stage, micro-batch) between F and W or B, those that are recomputed
   // or offloaded only during their backward.
   int64_t most_kept = 0;
+  int64_t most_sending = 0;   // messages that have not left
   int64_t most_slots = 0;     // asked for and not taken
   int64_t nodes_left = 0;     // of tapes when they were freed
   double waited_seconds = 0;  // for messages

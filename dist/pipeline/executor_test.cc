@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "dist/pipeline/generators.h"
 #include "dist/pipeline/memory.h"
@@ -17,6 +18,7 @@
 #include "dist/pipeline/testing/micro_model.h"
 #include "dist/pipeline/text.h"
 #include "gtest/gtest.h"
+#include "runtime/device.h"
 
 namespace tapeline {
 namespace {
@@ -201,6 +203,83 @@ TEST(Memory, B35_PeakBytesDoNotGrowWithMicroBatches) {
     const MicroResult all = micro_pipeline(make("gpipe", 4, 64), buffered());
     EXPECT_GT(all.peak_activations[3], 8 * many.peak_activations[3]);
   }
+}
+
+TEST(Memory, B35_SendersLetGoOfWhatHasLeft) {
+  for (const char* name : {"1f1b", "zb1p", "zbv"}) {
+    const MicroResult got = micro_pipeline(make(name, 4, 64));
+    for (const ExecutorCounters& c : got.counters) {
+      EXPECT_GT(c.most_sending, 0);
+      EXPECT_LE(c.most_sending, 16) << name << " of " << c.sent;
+    }
+  }
+}
+
+// y = 2 x, which saves nothing.
+class DoublingStage : public Stage {
+ public:
+  static constexpr int64_t kRows = 1000;
+
+  explicit DoublingStage(int stage) : stage_(stage) {}
+  std::vector<TensorSpec> inputs(int) const override {
+    return stage_ == 0 ? std::vector<TensorSpec>() : specs();
+  }
+  std::vector<TensorSpec> outputs(int) const override {
+    return stage_ == 2 ? std::vector<TensorSpec>() : specs();
+  }
+  absl::StatusOr<StageOutput> forward(const Pass&,
+                                      const std::vector<Tensor>& in) override {
+    if (stage_ == 0) {
+      return StageOutput{{Tensor::full({kRows}, DType::kF32, 1)}, {}};
+    }
+    const Tensor y = scale(in[0], 2);
+    if (stage_ == 1) return StageOutput{{y}, {}};
+    return StageOutput{{}, sum(y)};
+  }
+  void end(int, bool) override {}
+
+ private:
+  static std::vector<TensorSpec> specs() { return {{DType::kF32, {kRows}}}; }
+  const int stage_;
+};
+
+// Of an output the tape keeps the position: eight that are in flight take no
+// more than those that are on their way.
+TEST(Memory, AnOutputsBytesLeaveWithItsMessage) {
+  const Schedule schedule =
+      parse_schedule(
+          "schedule v1 ranks 3 stages 3 micro_batches 8 placement 0 1 2\n"
+          "rank 0: 0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4 0B5 0B6 "
+          "0B7\n"
+          "rank 1: 1F0 1F1 1F2 1F3 1F4 1F5 1F6 1F7 1B0 1B1 1B2 1B3 1B4 1B5 1B6 "
+          "1B7\n"
+          "rank 2: 2F0 2F1 2F2 2F3 2F4 2F5 2F6 2F7 2B0 2B1 2B2 2B3 2B4 2B5 2B6 "
+          "2B7\n",
+          "test")
+          .value();
+  const auto programs = lower(schedule).value();
+  ThreadOptions options;
+  options.capacity = 100;
+  ThreadGroup group(3, options);
+  std::vector<int64_t> peaks(3);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      Device device(1);
+      const DeviceScope scope(device);
+      DoublingStage stage(r);
+      Executor executor(schedule, programs, group.rank(r), {{r, &stage}});
+      ParameterGradients grads;
+      EXPECT_TRUE(executor.step(grads).ok());
+      EXPECT_EQ(executor.counters().most_kept, 8);
+      peaks[r] = device.pool().stats().peak;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  constexpr int64_t kBytes = 4 * DoublingStage::kRows;
+  // What was made, what is asked for, and what the pool rounds up.
+  EXPECT_LT(peaks[0], 5 * kBytes);
+  EXPECT_LT(peaks[1], 5 * kBytes);
 }
 
 // The plan is the program on devices without bytes.
