@@ -229,7 +229,7 @@ TEST(Errors, AbortEndsEverybodysWaits) {
 
 // ((a + b) + c) in rank order, whoever comes first.
 TEST(AllReduce, AddsInTheOrderOfRanks) {
-  const std::vector<float> of = {1e8f, 1.0f, -1e8f};
+  const std::vector<float> of = {1.0f, 1e8f, -1e8f};  // another order: 1
   const float want = (of[0] + of[1]) + of[2];
   for (int round = 0; round < 20; ++round) {
     ThreadGroup group(3);

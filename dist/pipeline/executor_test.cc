@@ -298,6 +298,32 @@ TEST(Memory, PeakBytesAreThoseOfTheDryRun) {
   }
 }
 
+// One that is recomputed or offloaded is there during its backward and, of I
+// and W, between them: as the schedule's peaks have it.
+TEST(Memory, ParkedPassesCountFromTheirBackwardOn) {
+  for (const char* name : {"gpipe", "1f1b", "zb1p", "zbv"}) {
+    for (const int kind : {0, 1, 2}) {
+      Schedule schedule = make(name, 3, 6);
+      for (auto& rank : schedule.ranks) {
+        for (Action& action : rank) {
+          for (Pass& p : action.passes()) {
+            if (!p.is_forward()) continue;
+            p.recompute = kind == 0 || (kind == 2 && p.micro_batch % 2 == 0);
+            p.offload = kind == 1;
+          }
+        }
+      }
+      const MicroResult got = micro_pipeline(schedule);
+      EXPECT_EQ(difference(got, micro_loop(schedule.stages(), 6)), "");
+      const std::vector<Peak> want = peaks(schedule, {Holds{}});
+      for (int r = 0; r < 3; ++r) {
+        EXPECT_EQ(static_cast<double>(got.counters[r].most_kept), want[r].value)
+            << name << " rank " << r;
+      }
+    }
+  }
+}
+
 TEST(Memory, B37_NothingIsLeftOfAMicroBatch) {
   const int64_t nodes = live_nodes();
   for (const char* name : {"1f1b", "zb1p", "zbv", "dualpipev"}) {
