@@ -1,6 +1,8 @@
 #include "models/gqa_lm.h"
 
+#include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "autograd/checkpoint.h"
@@ -115,11 +117,12 @@ void GqaLm::prepare(Context& ctx) const {
   ctx.rope = rope_table(c->rope, ctx.sequence.position_T);
 }
 
-Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
-  Tensor x_TD = observe("embed_out", embed(ids_T));
-  for (size_t i = 0; i < layers.items.size(); ++i) {
-    LayerScope scope("layers", layers.first + static_cast<int>(i));
-    const GqaDecoderLayer& layer = layers.items[i];
+Tensor GqaLm::run_layers(Tensor x_TD, int first, int count,
+                         Context& ctx) const {
+  for (int i = first; i < first + count; ++i) {
+    LayerScope scope("layers", i);
+    const GqaDecoderLayer& layer =
+        layers.items[static_cast<size_t>(i - layers.first)];
     const OffloadWindow window(ctx.offload, layer.layer, {x_TD}, {});
     x_TD = observe("hidden",
                    checkpoint(ctx.policy(layer.layer), layer, x_TD, ctx));
@@ -127,26 +130,99 @@ Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
   return x_TD;
 }
 
+Tensor GqaLm::forward(const Tensor& ids_T, Context& ctx) const {
+  return run_layers(observe("embed_out", embed(ids_T)), layers.first,
+                    static_cast<int>(layers.items.size()), ctx);
+}
+
 Tensor GqaLm::logits(const Tensor& ids_T, Context& ctx) const {
   return linear(norm(forward(ids_T, ctx)), head_weight());
 }
 
-LanguageModelLoss GqaLm::loss(const Batch& batch, Context& ctx) const {
-  const Tensor x_TD =
-      observe("final_norm_out", norm(forward(batch.ids_T, ctx)));
+Tensor GqaLm::head_loss(const Tensor& normed_TD, const Batch& batch) const {
   UseSite site(kHeadSite);
   LayerScope scope("lm_head");
-  const Tensor loss =
-      linear_cross_entropy(x_TD, head_weight(), batch.label_T, batch.weight_T)
-          .loss;
+  return linear_cross_entropy(normed_TD, head_weight(), batch.label_T,
+                              batch.weight_T)
+      .loss;
+}
+
+LanguageModelLoss GqaLm::loss(const Batch& batch, Context& ctx) const {
+  const Tensor loss = head_loss(
+      observe("final_norm_out", norm(forward(batch.ids_T, ctx))), batch);
   return {loss, loss, {}};
 }
 
+StageResult GqaLm::run(const StageParts& parts, const StageState& in,
+                       const Batch& batch, Context& ctx) const {
+  StageResult out;
+  Tensor x_TD = in.hidden_TD;
+  if (parts.embedding) x_TD = observe("embed_out", embed(batch.ids_T));
+  x_TD = run_layers(std::move(x_TD), parts.first_layer, parts.layers, ctx);
+  if (parts.head) {
+    const Tensor loss = head_loss(observe("final_norm_out", norm(x_TD)), batch);
+    out.loss = LanguageModelLoss{loss, loss, {}};
+  }
+  out.state.hidden_TD = x_TD;
+  return out;
+}
+
+StageCut GqaLm::cut_after(const Layout& layout, int stage) const {
+  StageCut cut;
+  for (int s = 0; s <= stage; ++s) {
+    if (layout[s].head) return {};
+    cut.hidden |= layout[s].embedding;
+  }
+  return cut;
+}
+
+std::vector<NamedTensor> GqaLm::named_tensors(const Layout& layout, int stage) {
+  const StageParts& parts = layout[stage];
+  std::set<const void*> owned;
+  const auto add = [&](auto& part) {
+    visit_leaves(part, [&](auto& leaf) { owned.insert(&leaf); });
+  };
+  if (parts.embedding || (parts.head && !head)) add(embed);
+  for (int i = parts.first_layer; i < parts.first_layer + parts.layers; ++i) {
+    add(layers.items[static_cast<size_t>(i - layers.first)]);
+  }
+  if (parts.head) {
+    add(norm);
+    if (head) add(*head);
+  }
+  std::vector<NamedTensor> all = named_tensors();
+  std::erase_if(all, [&](const NamedTensor& t) {
+    return owned.count(t.parameter) + owned.count(t.buffer) == 0;
+  });
+  return all;
+}
+
+SharedWeights GqaLm::shared_embedding(const Layout& layout) const {
+  SharedWeights out;
+  for (int s = 0; s < static_cast<int>(layout.size()); ++s) {
+    std::vector<int> sites;
+    if (layout[s].embedding) sites.push_back(0);
+    if (layout[s].head && !head) sites.push_back(kHeadSite);
+    if (sites.empty()) continue;
+    out.stages.push_back(s);
+    out.sites.push_back(std::move(sites));
+  }
+  return out;
+}
+
 std::vector<LayerCall> GqaLm::layer_calls(int64_t tokens) const {
-  const auto element =
-      static_cast<int64_t>(size_of(embed.weight.value().dtype()));
+  return layer_calls(tokens, {.first_layer = layers.first,
+                              .layers = static_cast<int>(layers.items.size())});
+}
+
+std::vector<LayerCall> GqaLm::layer_calls(int64_t tokens,
+                                          const StageParts& parts) const {
   std::vector<LayerCall> calls;
-  for (const GqaDecoderLayer& layer : layers.items) {
+  for (int i = parts.first_layer; i < parts.first_layer + parts.layers; ++i) {
+    const GqaDecoderLayer& layer =
+        layers.items[static_cast<size_t>(i - layers.first)];
+    const auto element =
+        static_cast<int64_t>(size_of(layer.input_norm.weight.value().dtype()));
     calls.push_back({layer.layer, tokens * c->dim * element});
   }
   return calls;

@@ -12,11 +12,13 @@
 
 #include "absl/status/statusor.h"
 #include "autograd/memory_plan.h"
+#include "dist/pipeline/layout.h"
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/gqa.h"
 #include "models/layers.h"
 #include "models/moe.h"
+#include "models/stage_state.h"
 #include "models/weights.h"
 #include "runtime/json.h"
 
@@ -70,13 +72,31 @@ struct GqaLm {
     return head ? head->weight : embed.weight;
   }
   void prepare(Context& ctx) const;
-  // What the layers of a pass over `tokens` tokens could offload.
+  // What layers of a pass over `tokens` tokens could offload: all, or those of
+  // a stage.
   std::vector<LayerCall> layer_calls(int64_t tokens) const;
+  std::vector<LayerCall> layer_calls(int64_t tokens,
+                                     const StageParts& parts) const;
   std::vector<NamedTensor> named_tensors();
   // Tensors that files may repeat.
   std::vector<TensorCopy> copies() const;
 
+  // --- In parts, for pipeline stages, as of MlaLm.
+  StageResult run(const StageParts& parts, const StageState& in,
+                  const Batch& batch, Context& ctx) const;
+  StageCut cut_after(const Layout& layout, int stage) const;
+  std::vector<NamedTensor> named_tensors(const Layout& layout, int stage);
+  SharedWeights shared_embedding(const Layout& layout) const;
+  int total_layers() const { return static_cast<int>(c->layers); }
+  int64_t selected_keys() const { return 0; }
+
+  // The layers [first, first + count), by global number.
+  Tensor run_layers(Tensor x_TD, int first, int count, Context& ctx) const;
+
   static Layers<GqaDecoderLayer> make_layers(const SharedGqaLmConfig& c);
+
+ private:
+  Tensor head_loss(const Tensor& normed_TD, const Batch& batch) const;
 };
 
 }  // namespace tapeline

@@ -1,7 +1,9 @@
 #include "models/mla_lm.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "autograd/checkpoint.h"
 #include "autograd/dropped_outputs.h"
@@ -128,11 +130,12 @@ void MlaLm::prepare(Context& ctx) const {
   ctx.index_rope = rope_table(c->index_rope, ctx.sequence.position_T);
 }
 
-LayerState MlaLm::forward(const Tensor& ids_T, Context& ctx) const {
-  LayerState x{observe("embed_out", embed(ids_T)), std::nullopt};
-  for (size_t i = 0; i < layers.items.size(); ++i) {
-    const DecoderLayer& layer = layers.items[i];
-    LayerScope scope("layers", layers.first + static_cast<int>(i));
+LayerState MlaLm::run_layers(LayerState x, int first, int count,
+                             Context& ctx) const {
+  for (int i = first; i < first + count; ++i) {
+    const DecoderLayer& layer =
+        layers.items[static_cast<size_t>(i - layers.first)];
+    LayerScope scope("layers", i);
     const OffloadWindow window(ctx.offload, layer.layer, {x.hidden_TD},
                                {x.selected ? x.selected->ids_TK : Tensor()});
     x = checkpoint(ctx.policy(layer.layer), layer, x, ctx);
@@ -141,44 +144,188 @@ LayerState MlaLm::forward(const Tensor& ids_T, Context& ctx) const {
   return x;
 }
 
+LayerState MlaLm::forward(const Tensor& ids_T, Context& ctx) const {
+  return run_layers({observe("embed_out", embed(ids_T)), std::nullopt},
+                    layers.first, static_cast<int>(layers.items.size()), ctx);
+}
+
 Tensor MlaLm::logits(const Tensor& ids_T, Context& ctx) const {
   return linear(norm(forward(ids_T, ctx).hidden_TD), head_weight());
+}
+
+bool MlaLm::depth_shares(int depth) const {
+  const LatentAttention& attention =
+      mtp[static_cast<size_t>(layer_of_depth(depth))].block.attention;
+  return c->share_index_across_mtp || !attention.indexer;
+}
+
+LayerState MlaLm::run_depth(int d, LayerState state, const MtpTargets& targets,
+                            Context& ctx) const {
+  CHECK(!mtp.empty()) << "a batch with prediction targets needs an MTP layer";
+  const MtpLayer& layer = mtp[static_cast<size_t>(layer_of_depth(d))];
+  if (!depth_shares(d)) state.selected.reset();
+  UseSite site(mtp_site(d));
+  LayerScope scope("mtp", d);
+  // Depths after the first reuse depth 0's selection when told to; the main
+  // stack's is never used here.
+  return checkpoint(ctx.policy(layer.layer), layer,
+                    MtpInput{embed(targets.ids_T), state}, ctx);
+}
+
+Tensor MlaLm::head_loss(const Tensor& normed_TD, const Batch& batch) const {
+  UseSite site(kHeadSite);
+  LayerScope scope("lm_head");
+  return linear_cross_entropy(normed_TD, head_weight(), batch.label_T,
+                              batch.weight_T)
+      .loss;
+}
+
+Tensor MlaLm::depth_loss(int d, const Tensor& hidden_TD,
+                         const MtpTargets& targets) const {
+  UseSite site(mtp_head_site(d));
+  LayerScope scope("mtp_head", d);
+  return linear_cross_entropy(hidden_TD, head_weight(), targets.label_T,
+                              targets.weight_T)
+      .loss;
 }
 
 LanguageModelLoss MlaLm::loss(const Batch& batch, Context& ctx) const {
   LanguageModelLoss out;
   const Tensor last_TD = forward(batch.ids_T, ctx).hidden_TD;
   const Tensor normed_TD = observe("final_norm_out", norm(last_TD));
-  {
-    UseSite site(kHeadSite);
-    LayerScope scope("lm_head");
-    out.lm = linear_cross_entropy(normed_TD, head_weight(), batch.label_T,
-                                  batch.weight_T)
-                 .loss;
-  }
+  out.lm = head_loss(normed_TD, batch);
   out.total = out.lm;
   LayerState state{c->mtp_after_norm ? normed_TD : last_TD, std::nullopt};
   for (int d = 0; d < static_cast<int>(batch.mtp.size()); ++d) {
-    CHECK(!mtp.empty()) << "a batch with prediction targets needs an MTP layer";
-    const int physical = std::min(d, static_cast<int>(mtp.size()) - 1);
-    if (!c->share_index_across_mtp && mtp[physical].block.attention.indexer) {
-      state.selected.reset();
+    state = run_depth(d, state, batch.mtp[d], ctx);
+    out.mtp.push_back(depth_loss(d, state.hidden_TD, batch.mtp[d]));
+    out.total = out.total + out.mtp.back();
+  }
+  return out;
+}
+
+StageResult MlaLm::run(const StageParts& parts, const StageState& in,
+                       const Batch& batch, Context& ctx) const {
+  StageResult out{in, std::nullopt};
+  LayerState x{in.hidden_TD, in.selected};
+  if (parts.embedding) {
+    x = {observe("embed_out", embed(batch.ids_T)), std::nullopt};
+  }
+  x = run_layers(std::move(x), parts.first_layer, parts.layers, ctx);
+  std::vector<Tensor>& depths_TD = out.state.depths_TD;
+  for (int d = parts.first_depth; d < parts.first_depth + parts.depths; ++d) {
+    if (d == 0) {
+      x.selected.reset();
+      if (norm_before_depths()) {
+        x.hidden_TD = observe("final_norm_out", norm(x.hidden_TD));
+      }
     }
-    const MtpTargets& targets = batch.mtp[d];
-    {
-      UseSite site(mtp_site(d));
-      LayerScope scope("mtp", d);
-      // Depths after the first reuse depth 0's selection when told to; the main
-      // stack's is never used here.
-      state = checkpoint(ctx.policy(mtp[physical].layer), mtp[physical],
-                         MtpInput{embed(targets.ids_T), state}, ctx);
+    const LayerState state =
+        run_depth(d, {d == 0 ? x.hidden_TD : depths_TD.back(), x.selected},
+                  batch.mtp[d], ctx);
+    depths_TD.push_back(state.hidden_TD);
+    x.selected = state.selected;
+  }
+  if (parts.head) {
+    LanguageModelLoss& loss = out.loss.emplace();
+    if (!norm_before_depths()) {
+      x.hidden_TD = observe("final_norm_out", norm(x.hidden_TD));
     }
-    UseSite site(mtp_head_site(d));
-    LayerScope scope("mtp_head", d);
-    const CrossEntropy loss = linear_cross_entropy(
-        state.hidden_TD, head_weight(), targets.label_T, targets.weight_T);
-    out.mtp.push_back(loss.loss);
-    out.total = out.total + loss.loss;
+    loss.total = loss.lm = head_loss(x.hidden_TD, batch);
+    for (int d = 0; d < static_cast<int>(depths_TD.size()); ++d) {
+      loss.mtp.push_back(depth_loss(d, depths_TD[d], batch.mtp[d]));
+      loss.total = loss.total + loss.mtp.back();
+    }
+  }
+  out.state.hidden_TD = x.hidden_TD;
+  out.state.selected = x.selected;
+  return out;
+}
+
+StageCut MlaLm::cut_after(const Layout& layout, int stage) const {
+  StageCut cut;
+  for (int s = 0; s <= stage; ++s) {
+    const StageParts& parts = layout[s];
+    if (parts.head) return {};
+    cut.hidden |= parts.embedding;
+    cut.depths += parts.depths;
+  }
+  if (!c->sparse || !cut.hidden) return cut;
+  // Who comes next?
+  for (size_t s = static_cast<size_t>(stage) + 1; s < layout.size(); ++s) {
+    const StageParts& parts = layout[s];
+    if (parts.layers > 0) {
+      cut.selected = parts.first_layer > 0 && !c->full_index[parts.first_layer];
+      return cut;
+    }
+    if (parts.depths > 0) {
+      cut.selected = parts.first_depth > 0 && depth_shares(parts.first_depth);
+      return cut;
+    }
+    if (parts.head) return cut;
+  }
+  return cut;
+}
+
+namespace {
+
+template <class Part>
+void add_leaves(Part& part, std::set<const void*>& out) {
+  visit_leaves(part, [&](auto& leaf) { out.insert(&leaf); });
+}
+
+bool has_norm(const Layout& layout, int stage, bool before_depths) {
+  const StageParts& parts = layout[stage];
+  return before_depths ? parts.depths > 0 && parts.first_depth == 0
+                       : parts.head;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> MlaLm::named_tensors(const Layout& layout, int stage) {
+  const StageParts& parts = layout[stage];
+  std::set<const void*> owned;
+  if (parts.embedding || parts.depths > 0 || (parts.head && !head)) {
+    add_leaves(embed, owned);
+  }
+  for (int i = parts.first_layer; i < parts.first_layer + parts.layers; ++i) {
+    add_leaves(layers.items[static_cast<size_t>(i - layers.first)], owned);
+  }
+  for (int d = parts.first_depth; d < parts.first_depth + parts.depths; ++d) {
+    add_leaves(mtp[static_cast<size_t>(layer_of_depth(d))], owned);
+  }
+  if (has_norm(layout, stage, norm_before_depths())) add_leaves(norm, owned);
+  if (parts.head) {
+    if (head) add_leaves(*head, owned);
+    for (size_t i = c->mtp_depths; i < mtp.size(); ++i) {
+      add_leaves(mtp[i], owned);
+    }
+  }
+  std::vector<NamedTensor> all = named_tensors();
+  std::erase_if(all, [&](const NamedTensor& t) {
+    return owned.count(t.parameter) + owned.count(t.buffer) == 0;
+  });
+  return all;
+}
+
+SharedWeights MlaLm::shared_embedding(const Layout& layout) const {
+  SharedWeights out;
+  for (int s = 0; s < static_cast<int>(layout.size()); ++s) {
+    const StageParts& parts = layout[s];
+    std::vector<int> sites;
+    if (parts.embedding) sites.push_back(0);
+    for (int d = parts.first_depth; d < parts.first_depth + parts.depths; ++d) {
+      sites.push_back(mtp_site(d));
+    }
+    if (parts.head && !head) {
+      sites.push_back(kHeadSite);
+      for (int d = 0; d < c->mtp_depths; ++d) {
+        sites.push_back(mtp_head_site(d));
+      }
+    }
+    if (sites.empty()) continue;
+    out.stages.push_back(s);
+    out.sites.push_back(std::move(sites));
   }
   return out;
 }
@@ -186,7 +333,7 @@ LanguageModelLoss MlaLm::loss(const Batch& batch, Context& ctx) const {
 void MlaLm::apply_training_choices() {
   visit(*this, [&](const std::string& path, auto& leaf) {
     if constexpr (std::is_same_v<decltype(leaf), Parameter&>) {
-      if (path.find(".indexer.") != std::string::npos) {
+      if (leaf.defined() && path.find(".indexer.") != std::string::npos) {
         leaf.set_trainable(c->indexer_training != IndexerTraining::kFrozen);
       }
     }
@@ -195,18 +342,26 @@ void MlaLm::apply_training_choices() {
   // optimizer would decay them.
   for (int i = c->mtp_depths; i < c->mtp_layers; ++i) {
     for (auto& [path, parameter] : parameters(mtp[i])) {
-      parameter->set_trainable(false);
+      if (parameter->defined()) parameter->set_trainable(false);
     }
   }
 }
 
 std::vector<LayerCall> MlaLm::layer_calls(int64_t tokens) const {
+  return layer_calls(tokens, {.first_layer = layers.first,
+                              .layers = static_cast<int>(layers.items.size())});
+}
+
+std::vector<LayerCall> MlaLm::layer_calls(int64_t tokens,
+                                          const StageParts& parts) const {
   const std::vector<int> sources =
       c->sparse ? selection_sources(c->full_index) : std::vector<int>();
-  const auto element =
-      static_cast<int64_t>(size_of(embed.weight.value().dtype()));
   std::vector<LayerCall> calls;
-  for (const DecoderLayer& layer : layers.items) {
+  for (int i = parts.first_layer; i < parts.first_layer + parts.layers; ++i) {
+    const DecoderLayer& layer =
+        layers.items[static_cast<size_t>(i - layers.first)];
+    const auto element =
+        static_cast<int64_t>(size_of(layer.input_norm.weight.value().dtype()));
     LayerCall call{layer.layer, tokens * c->dim * element};
     if (c->sparse) {
       call.ids_bytes = tokens * c->index_top_k * 4;

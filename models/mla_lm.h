@@ -6,18 +6,21 @@
 // Shape suffixes: T tokens, D model, V vocabulary.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "autograd/memory_plan.h"
+#include "dist/pipeline/layout.h"
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/latent_attention.h"
 #include "models/layers.h"
 #include "models/mla_lm_config.h"
 #include "models/moe.h"
+#include "models/stage_state.h"
 #include "models/weights.h"
 
 namespace tapeline {
@@ -89,17 +92,54 @@ struct MlaLm {
   }
   // Rope tables for ctx.sequence; call before any forward.
   void prepare(Context& ctx) const;
-  // What the decoder layers of a pass over `tokens` tokens could offload.
+  // What decoder layers of a pass over `tokens` tokens could offload: all, or
+  // those of a stage.
   std::vector<LayerCall> layer_calls(int64_t tokens) const;
+  std::vector<LayerCall> layer_calls(int64_t tokens,
+                                     const StageParts& parts) const;
   // Hugging Face names of all parameters and buffers.
   std::vector<NamedTensor> named_tensors();
   // Tensors that files may repeat.
   std::vector<TensorCopy> copies() const;
-  // Freezes what this run does not train.
+  // Freezes what this run does not train, of the parameters that have values.
   void apply_training_choices();
+
+  // --- In parts, for pipeline stages. A rank has a whole model of which only
+  // the parameters of its stages are given values.
+  // Runs a stage's parts on what the stage before handed on.
+  StageResult run(const StageParts& parts, const StageState& in,
+                  const Batch& batch, Context& ctx) const;
+  // Between `stage` and the next.
+  StageCut cut_after(const Layout& layout, int stage) const;
+  // Parameters and buffers of a stage. The embedding is also that of stages
+  // with prediction depths, and with a tied head. Prediction layers that no
+  // depth reaches are the head's.
+  std::vector<NamedTensor> named_tensors(const Layout& layout, int stage);
+  SharedWeights shared_embedding(const Layout& layout) const;
+  int total_layers() const { return c->total_layers(); }
+  int64_t selected_keys() const { return c->sparse ? c->index_top_k : 0; }
+
+  // The decoder layers [first, first + count), by global number.
+  LayerState run_layers(LayerState x, int first, int count, Context& ctx) const;
 
   static Layers<DecoderLayer> make_layers(const SharedMlaLmConfig& c);
   static std::vector<MtpLayer> make_mtp(const SharedMlaLmConfig& c);
+
+ private:
+  int layer_of_depth(int depth) const {  // of mtp
+    return std::min(depth, static_cast<int>(mtp.size()) - 1);
+  }
+  // Whether a depth takes over the selection of the one before.
+  bool depth_shares(int depth) const;
+  LayerState run_depth(int depth, LayerState state, const MtpTargets& targets,
+                       Context& ctx) const;
+  Tensor head_loss(const Tensor& normed_TD, const Batch& batch) const;
+  Tensor depth_loss(int depth, const Tensor& hidden_TD,
+                    const MtpTargets& targets) const;
+  // Depth 1 sees the normed state: then the first depth's stage has the norm.
+  bool norm_before_depths() const {
+    return c->mtp_after_norm && c->mtp_depths > 0;
+  }
 };
 
 }  // namespace tapeline

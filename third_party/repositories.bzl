@@ -88,3 +88,11 @@ def tapeline_repositories():
         sonames = {"openblas": "libopenblas.so.0"},
         linkopts = ["-lm", "-pthread"],
     )
+
+    # Transport between processes on CPUs. Debian has the shared library alone.
+    system_library(
+        name = "gloo",
+        header = "gloo/context.h",
+        libraries = {"gloo": ""},
+        sonames = {"gloo": "libgloo.so.0"},
+    )

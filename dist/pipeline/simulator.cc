@@ -20,8 +20,8 @@ class Simulator {
         recompute_(made_.size() / 2),
         clock_(s.ranks.size(), 0),
         half_begin_(s.ranks.size(), 0),
-        woken_(static_cast<int>(s.ranks.size())),
-        waits_(s.ranks.size()) {
+        woken_(static_cast<int>(s.ranks.size())) {
+    out_.waiting.resize(s.ranks.size());
     out_.busy.resize(s.ranks.size(), 0);
     out_.actions.resize(s.ranks.size());
   }
@@ -77,7 +77,8 @@ class Simulator {
     for (const Pass& p : passes) {
       for (const Value& value : needs(p, s_.stages())) {
         if (s_.placement[value.stage] == rank) continue;
-        waits_[rank].push_back({*arrival(value, p, rank), begin});
+        out_.waiting[rank].push_back(
+            {value, p.micro_batch, {*arrival(value, p, rank), begin}});
       }
       if (p.is_forward()) {
         recompute_[size_t(p.stage) * s_.micro_batches + p.micro_batch] =
@@ -138,9 +139,9 @@ class Simulator {
     // Times that are equal but for rounding count as equal.
     const double tick = std::max(out_.makespan, 1e-300) * 1e-9;
     std::vector<std::pair<int64_t, int>> events;
-    for (const Span& wait : waits_[rank]) {
-      const int64_t begin = std::llround(wait.begin / tick);
-      const int64_t end = std::llround(wait.end / tick);
+    for (const Waiting& wait : out_.waiting[rank]) {
+      const int64_t begin = std::llround(wait.span.begin / tick);
+      const int64_t end = std::llround(wait.span.end / tick);
       if (begin == end) continue;
       events.push_back({begin, 1});
       events.push_back({end, -1});
@@ -179,7 +180,6 @@ class Simulator {
   std::vector<double> clock_;    // end of each rank's latest pass
   std::vector<double> half_begin_;
   internal::WakeQueue woken_;
-  std::vector<std::vector<Span>> waits_;  // of messages, from arrival to use
   Simulation out_;
 };
 

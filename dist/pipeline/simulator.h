@@ -35,6 +35,13 @@ struct Span {
   double begin = 0, end = 0;
 };
 
+// A message from its arrival at a rank to the action that uses it.
+struct Waiting {
+  Value value;
+  int micro_batch = 0;
+  Span span;
+};
+
 struct Simulation {
   double makespan = 0;
   // By rank: time in actions, the rest of the makespan, and the part of it
@@ -45,7 +52,8 @@ struct Simulation {
   // So many receive buffers, shared by all channels of the rank, never delay
   // it.
   std::vector<int> slots;
-  std::vector<std::vector<Span>> actions;  // by rank and action
+  std::vector<std::vector<Waiting>> waiting;  // by rank, in order of use
+  std::vector<std::vector<Span>> actions;     // by rank and action
 };
 
 // InvalidArgument, as the validator has it, if the schedule cannot run.
