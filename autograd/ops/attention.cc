@@ -19,17 +19,22 @@ struct AttentionNode : Node {
 
   void backward_inputs(Backward& b) override {
     const Tensor q_THD = q.unpack(), k_SGD = k.unpack(), v_SGV = v.unpack();
+    const Tensor o_THV = o.unpack();
     const Tensor begin = begin_T.unpack(), end = end_T.unpack();
     Tensor dq = empty_like(q_THD), dk = empty_like(k_SGD),
            dv = empty_like(v_SGV);
     dispatch_float(q_THD.dtype(), [&]<class T>() {
       const auto first = read<int32_t>(begin);
       const auto last = read<int32_t>(end);
-      attention_backward<T>(launch(), read<T>(b.grad()), read<T>(q_THD),
-                            read<T>(k_SGD), read<T>(v_SGV), read<T>(o.unpack()),
+      const auto q = read<T>(q_THD), k = read<T>(k_SGD), v = read<T>(v_SGV),
+                 o = read<T>(o_THV);
+      const Tensor space = internal::workspace(
+          attention_backward_workspace_bytes<T>(launch(), q, k, v, o, scale));
+      attention_backward<T>(launch(), read<T>(b.grad()), q, k, v, o,
                             read<Accumulator<T>>(lse.unpack()),
                             {first.view(), last.view()}, scale, write<T>(dq),
-                            write<T>(dk), write<T>(dv));
+                            write<T>(dk), write<T>(dv),
+                            internal::bytes_of(write<uint8_t>(space).view()));
     });
     b.add(0, std::move(dq));
     b.add(1, std::move(dk));

@@ -19,14 +19,6 @@ using internal::broadcast;
 using internal::empty_like;
 using internal::rows_or_copy;
 
-Tensor workspace(size_t bytes) {
-  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::kU8,
-                       Tag::kWorkspace);
-}
-std::byte* bytes_of(const View<uint8_t>& view) {
-  return reinterpret_cast<std::byte*>(view.data);
-}
-
 // Built by the first backward of the layers that share a selection.
 void build_inverse(InvertedSelection& inverse, const Tensor& ids_TK,
                    int64_t keys) {
@@ -54,13 +46,13 @@ struct SparseAttentionNode : Node {
       const auto o = read<T>(o_THV);
       const auto ids = read<int32_t>(ids_TK);
       const Tensor space =
-          workspace(sparse_attention_backward_workspace_bytes<T>(
+          internal::workspace(sparse_attention_backward_workspace_bytes<T>(
               launch(), q, kv, ids, o, scale));
       sparse_attention_backward<T>(
           launch(), read<T>(b.grad()), q, kv, ids, o, read<A>(lse.unpack()),
           read<int32_t>(inverse->offsets_S1), read<int32_t>(inverse->entries),
           scale, write<T>(dq), write<T>(dkv),
-          bytes_of(write<uint8_t>(space).view()));
+          internal::bytes_of(write<uint8_t>(space).view()));
     });
     b.add(0, std::move(dq));
     b.add(1, std::move(dkv));
@@ -111,12 +103,12 @@ DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
   dispatch_float(q.dtype(), [&]<class T>() {
     const auto first = read<int32_t>(sequence.begin_T);
     const auto last = read<int32_t>(sequence.end_T);
-    const Tensor space =
-        workspace(indexer_select_workspace_bytes<T>(q.size(0), k.size(0)));
+    const Tensor space = internal::workspace(
+        indexer_select_workspace_bytes<T>(q.size(0), k.size(0)));
     indexer_select<T>(launch(), read<T>(q), read<T>(k),
                       read<Accumulator<T>>(w_TH), {first.view(), last.view()},
                       scale, top_k, write<int32_t>(ids_TK),
-                      bytes_of(write<uint8_t>(space).view()));
+                      internal::bytes_of(write<uint8_t>(space).view()));
   });
   observe_with("index_scores", [&] {
     const Tensor scores_TS =

@@ -12,6 +12,15 @@
 
 namespace tapeline::internal {
 
+// Bytes for one kernel call.
+inline Tensor workspace(size_t bytes) {
+  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::kU8,
+                       Tag::kWorkspace);
+}
+inline std::byte* bytes_of(const View<uint8_t>& view) {
+  return reinterpret_cast<std::byte*>(view.data);
+}
+
 inline Tensor empty_like(const Tensor& x) {
   return Tensor::empty(x.shape(), x.dtype());
 }

@@ -2,6 +2,7 @@
 // Accumulator<T>, right at any size. A row is one (query, head) pair of one
 // group: row r of group g is head g (H/G) + r % (H/G) of query r / (H/G).
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/attention_wgmma.h"
 #include "kernels/cuda_tile.cuh"
 
 namespace tapeline::cuda {
@@ -353,7 +354,29 @@ unsigned row_blocks(const View<const T>& q, const View<const T>& k) {
   return static_cast<unsigned>(k.size(1) * ceil_div(rows, kRowsOfDots));
 }
 
+template <class T>
+bool takes_wgmma(const View<const T>& q_THD, const View<const T>& k_SGD,
+                 const View<const T>& v_SGV, const View<const T>& o_THV,
+                 double scale) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return attention_path(q_THD, k_SGD, v_SGV, o_THV, scale) ==
+           AttentionPath::kWgmma;
+  }
+  return false;
+}
+
 }  // namespace
+
+template <class T>
+size_t attention_backward_workspace_bytes(const View<const T>& q_THD,
+                                          const View<const T>& k_SGD,
+                                          const View<const T>& v_SGV,
+                                          const View<const T>& o_THV,
+                                          double scale) {
+  return takes_wgmma<T>(q_THD, k_SGD, v_SGV, o_THV, scale)
+             ? attention_backward_plan(q_THD.size(0), q_THD.size(1)).bytes
+             : 0;
+}
 
 template <class T>
 void attention_forward(Launch l, View<const T> q_THD, View<const T> k_SGD,
@@ -361,6 +384,12 @@ void attention_forward(Launch l, View<const T> q_THD, View<const T> k_SGD,
                        View<T> o_THV, View<Accumulator<T>> lse_TH) {
   const unsigned blocks = row_blocks(q_THD, k_SGD);
   if (blocks == 0) return;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (takes_wgmma<T>(q_THD, k_SGD, v_SGV, o_THV, scale)) {
+      return attention_forward_wgmma(l, q_THD, k_SGD, v_SGV, range, scale,
+                                     o_THV, lse_TH);
+    }
+  }
   forward<T><<<blocks, kTileThreads, 0, stream_of(l)>>>(
       problem(q_THD, k_SGD, v_SGV, range, scale), rows<3>(o_THV),
       rows<2>(lse_TH));
@@ -372,7 +401,14 @@ void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
                         View<const T> k_SGD, View<const T> v_SGV,
                         View<const T> o_THV, View<const Accumulator<T>> lse_TH,
                         KeyRange range, double scale, View<T> dq_THD,
-                        View<T> dk_SGD, View<T> dv_SGV) {
+                        View<T> dk_SGD, View<T> dv_SGV, std::byte* workspace) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (takes_wgmma<T>(q_THD, k_SGD, v_SGV, o_THV, scale)) {
+      return attention_backward_wgmma(l, do_THV, q_THD, k_SGD, v_SGV, o_THV,
+                                      lse_TH, range, scale, dq_THD, dk_SGD,
+                                      dv_SGV, workspace);
+    }
+  }
   const Problem<T> p = problem(q_THD, k_SGD, v_SGV, range, scale);
   const unsigned queries = row_blocks(q_THD, k_SGD);
   if (queries > 0) {
@@ -394,10 +430,13 @@ void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
   template void attention_forward<T>(Launch, View<const T>, View<const T>,     \
                                      View<const T>, KeyRange, double, View<T>, \
                                      View<Accumulator<T>>);                    \
+  template size_t attention_backward_workspace_bytes<T>(                       \
+      const View<const T>&, const View<const T>&, const View<const T>&,        \
+      const View<const T>&, double);                                           \
   template void attention_backward<T>(                                         \
       Launch, View<const T>, View<const T>, View<const T>, View<const T>,      \
       View<const T>, View<const Accumulator<T>>, KeyRange, double, View<T>,    \
-      View<T>, View<T>);
+      View<T>, View<T>, std::byte*);
 TAPELINE_ATTENTION(float)
 TAPELINE_ATTENTION(bf16)
 TAPELINE_ATTENTION(double)

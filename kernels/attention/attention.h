@@ -21,6 +21,8 @@
 // appendix B.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/attention/key_range.h"
 #include "kernels/kernel.h"
 
@@ -32,19 +34,28 @@ void attention_forward(Launch l, View<const T> q_THD, View<const T> k_SGD,
                        View<const T> v_SGV, KeyRange range, double scale,
                        View<T> o_THV, View<Accumulator<T>> lse_TH);
 
+// Bytes of the backward pass's workspace, aligned to 128: what a fast path
+// keeps where it takes these shapes, else 0.
+template <class T>
+size_t attention_backward_workspace_bytes(
+    const Launch& l, const View<const T>& q_THD, const View<const T>& k_SGD,
+    const View<const T>& v_SGV, const View<const T>& o_THV, double scale);
+
 // Gradients of sum(do * o); lse receives none. Overwrites dq, dk and dv.
 //
 //   p = exp(s - lse)    ds = p (do . v - do . o)
 //   dq = scale * sum_j ds k    dk = scale * sum_t ds q    dv = sum_t p do
 //
 // dk and dv add queries in ascending order, and heads within a query. Keys and
-// queries each recompute the scores, so no workspace is needed.
+// queries each recompute the scores, so the CPU needs no workspace. On tensor
+// cores p and ds are rounded to bf16, and dk and dv add heads in ascending
+// order and queries within a head.
 template <class T>
 void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
                         View<const T> k_SGD, View<const T> v_SGV,
                         View<const T> o_THV, View<const Accumulator<T>> lse_TH,
                         KeyRange range, double scale, View<T> dq_THD,
-                        View<T> dk_SGD, View<T> dv_SGV);
+                        View<T> dk_SGD, View<T> dv_SGV, std::byte* workspace);
 
 // `pairs` counts (query, key) pairs in range; bytes for elements of T.
 template <class T>

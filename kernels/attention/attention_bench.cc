@@ -38,11 +38,11 @@ struct Causal {
                          view_of(o, {S, H, V}), view_of(lse, {S, H}));
   }
   void backward(Launch l) {
-    attention_backward<T>(l, view_of(dout, {S, H, V}), view_of(q, {S, H, D}),
-                          view_of(k, {S, G, D}), view_of(v, {S, G, V}),
-                          view_of(o, {S, H, V}), view_of(lse, {S, H}), range(),
-                          scale(), view_of(dq, {S, H, D}),
-                          view_of(dk, {S, G, D}), view_of(dv, {S, G, V}));
+    attention_backward<T>(
+        l, view_of(dout, {S, H, V}), view_of(q, {S, H, D}),
+        view_of(k, {S, G, D}), view_of(v, {S, G, V}), view_of(o, {S, H, V}),
+        view_of(lse, {S, H}), range(), scale(), view_of(dq, {S, H, D}),
+        view_of(dk, {S, G, D}), view_of(dv, {S, G, V}), nullptr);
   }
 
   // o and dq of (query, head) in f64; o as given enters dq, as in the contract.

@@ -280,11 +280,22 @@ void attention_forward(Launch l, View<const T> q_THD, View<const T> k_SGD,
 }
 
 template <class T>
+size_t attention_backward_workspace_bytes(
+    const Launch& l, const View<const T>& q_THD, const View<const T>& k_SGD,
+    const View<const T>& v_SGV, const View<const T>& o_THV, double scale) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::attention_backward_workspace_bytes<T>(q_THD, k_SGD, v_SGV,
+                                                       o_THV, scale);
+  }
+  return 0;
+}
+
+template <class T>
 void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
                         View<const T> k_SGD, View<const T> v_SGV,
                         View<const T> o_THV, View<const Accumulator<T>> lse_TH,
                         KeyRange range, double scale, View<T> dq_THD,
-                        View<T> dk_SGD, View<T> dv_SGV) {
+                        View<T> dk_SGD, View<T> dv_SGV, std::byte* workspace) {
   if (l.dry) return;
   const Problem<T> p{q_THD, k_SGD, v_SGV, range, Accumulator<T>(scale)};
   check_shapes<T>(p, o_THV, lse_TH);
@@ -298,7 +309,7 @@ void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
   if (kCuda && l.on_cuda()) {
     return cuda::attention_backward<T>(l, do_THV, q_THD, k_SGD, v_SGV, o_THV,
                                        lse_TH, range, scale, dq_THD, dk_SGD,
-                                       dv_SGV);
+                                       dv_SGV, workspace);
   }
   check_key_ranges("attention", range, q_THD.size(0), p.keys);
   const Backward<T> backward{p, do_THV, o_THV, lse_TH, dq_THD, dk_SGD, dv_SGV};
@@ -336,10 +347,13 @@ Cost attention_backward_cost(int64_t tokens, int64_t keys, int64_t heads,
   template void attention_forward<T>(Launch, View<const T>, View<const T>,     \
                                      View<const T>, KeyRange, double, View<T>, \
                                      View<Accumulator<T>>);                    \
+  template size_t attention_backward_workspace_bytes<T>(                       \
+      const Launch&, const View<const T>&, const View<const T>&,               \
+      const View<const T>&, const View<const T>&, double);                     \
   template void attention_backward<T>(                                         \
       Launch, View<const T>, View<const T>, View<const T>, View<const T>,      \
       View<const T>, View<const Accumulator<T>>, KeyRange, double, View<T>,    \
-      View<T>, View<T>);                                                       \
+      View<T>, View<T>, std::byte*);                                           \
   template Cost attention_forward_cost<T>(int64_t, int64_t, int64_t, int64_t,  \
                                           int64_t, int64_t, int64_t);          \
   template Cost attention_backward_cost<T>(int64_t, int64_t, int64_t, int64_t, \

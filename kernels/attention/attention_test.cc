@@ -47,9 +47,11 @@ struct Problem {
                          lse.view());
   }
   void backward(Launch l) {
+    std::vector<std::byte> space(attention_backward_workspace_bytes<T>(
+        l, q.in(), k.in(), v.in(), o.in(), c.scale));
     attention_backward<T>(l, dout.in(), q.in(), k.in(), v.in(), o.in(),
                           lse.in(), range(), c.scale, dq.view(), dk.view(),
-                          dv.view());
+                          dv.view(), space.data());
   }
   void expect_guards_intact() const {
     EXPECT_TRUE(o.guards_intact());
