@@ -228,6 +228,8 @@ TEST_F(Resume, TheSecondSignalEndsAtOnce) {
   Child child(words({"--set", "train.seq_len=2048", "--set",
                      "train.micro_batches=16", "--set", "data.val=\"\""}));
   wait_for_rows(child, run(), 1);
+  // The row stands before the step is over: into the next one.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   child.send(SIGTERM);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   child.send(SIGTERM);
