@@ -18,15 +18,12 @@ enum class GroupedMatmulPass { kForward, kDgrad, kWgrad };
 
 struct GroupedMatmulPath {
   bool wgmma = false;
-  int columns = 0;  // of a tile of 128 rows
-  int group = 0;    // tiles below each other that run side by side
 
   friend bool operator==(const GroupedMatmulPath&,
                          const GroupedMatmulPath&) = default;
   friend std::ostream& operator<<(std::ostream& out,
                                   const GroupedMatmulPath& p) {
-    if (!p.wgmma) return out << "plain";
-    return out << "wgmma 128x" << p.columns << " by " << p.group;
+    return out << (p.wgmma ? "wgmma" : "plain");
   }
 };
 
@@ -43,21 +40,7 @@ inline GroupedMatmulPath grouped_matmul_path(GroupedMatmulPass pass,
   const int64_t n = pass == GroupedMatmulPass::kForward ? f : d;
   const int64_t m = pass == GroupedMatmulPass::kWgrad ? f * experts : rows;
   if ((m / 128 + experts) * (n / 128 + 1) >= kMost) return {};
-  if (pass == GroupedMatmulPass::kWgrad) {
-    // Short sums spend their time in storing tiles, which twice as many hide
-    // better: 506 against 480 TFLOP/s at 1024 rows an expert, 525 against 707
-    // at 4096.
-    return {.wgmma = true,
-            .columns = rows / experts <= 1024 ? 128 : 256,
-            .group = 8};
-  }
-  // A wave of 132 tiles touches 16 x 128 rows and 8 x 256 columns, or 8 and 16.
-  // The former is the smaller footprint, but each of its groups passes over all
-  // columns' weights; which is worth it only where they do not stay in L2 from
-  // one group to the next: +11 % at 4096 x 6144, -4 % at 6144 x 2048.
-  constexpr int64_t kStaysInL2 = int64_t{32} << 20;
-  return {
-      .wgmma = true, .columns = 256, .group = f * d * 2 > kStaysInL2 ? 16 : 8};
+  return {.wgmma = true};
 }
 
 // Whether the tensor copy engine can address the view.

@@ -7,18 +7,14 @@ using grouped_matmul_wgmma::Config;
 using grouped_matmul_wgmma::launch;
 using Pass = GroupedMatmulPass;
 
-// The configurations that grouped_matmul_path() names.
+// Of the tiles tried on an H200, these are within 2 % of the fastest for every
+// model's shapes and all three passes: 128x256x64, four stages, two blocks one
+// below the other that share B, and groups of eight such tiles.
 template <Pass kPass>
 void run(const GroupedMatmulPath& path, const GroupedMatmulArguments& x,
          cudaStream_t stream) {
   CHECK(path.wgmma) << "[grouped_matmul] outside the tensor cores' envelope";
-  if (path.columns == 256) {
-    return launch<Config<kPass, 256, 4>>(x, path.group, stream);
-  }
-  if constexpr (kPass == Pass::kWgrad) {
-    CHECK_EQ(path.columns, 128) << "[grouped_matmul] " << path;
-    launch<Config<kPass, 128, 6>>(x, path.group, stream);
-  }
+  launch<Config<kPass, 256, 4, 2>>(x, 8, stream);
 }
 
 }  // namespace
