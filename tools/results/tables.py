@@ -4,6 +4,7 @@
     python3 tools/results/tables.py training FILE.jsonl    # a run's metrics
     python3 tools/results/tables.py benchmark FILE.json    # Google Benchmark
     python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
+    python3 tools/results/tables.py kernels FILE.jsonl     # rates of kernels
 """
 import json
 import sys
@@ -64,4 +65,14 @@ def memory(path):
           + ".")
 
 
-{"training": training, "benchmark": benchmark, "memory": memory}[sys.argv[1]](sys.argv[2])
+def kernels(path):
+    print("| op | shape | who | us | TFLOP/s | of 790 |\n|---|---|---|---|---|---|")
+    for r in (json.loads(line) for line in open(path)):
+        shape = " ".join(f"{key}={value}" for key, value in r["shape"].items())
+        rate = r.get("tflops") or 0
+        print(f"| {r['op']} | {shape} | {r['impl']} | {r['us']:.0f} | {rate:.0f} | {rate / 790:.2f} |"
+              if rate else f"| {r['op']} | {shape} | {r['impl']} | {r['us']:.0f} | | |")
+
+
+{"training": training, "benchmark": benchmark, "memory": memory,
+ "kernels": kernels}[sys.argv[1]](sys.argv[2])
