@@ -10,15 +10,15 @@ namespace {
 
 std::atomic<int64_t> replays = 0, stash_reads = 0, kept_ops = 0;
 
+constexpr const char* kOp = "op ";
+constexpr const char* kKeptOp = "kept op ";
+constexpr const char* kStash = "stash";
+constexpr const char* kCheckpoint = "checkpoint";
+constexpr const char* kEnd = "the end";
+
 std::string layer() { return "layer '" + layer_path(layer_scope()) + "'"; }
 std::string differs() {
   return "[checkpoint] replay of " + layer() + " differs: ";
-}
-void check_same(const char* what, const char* now, size_t number,
-                const char* then) {
-  CHECK(std::strcmp(then, now) == 0)
-      << differs() << what << " number " << number << " is " << now
-      << ", it was " << then;
 }
 
 // A tensor whose bytes nobody may write meanwhile.
@@ -35,37 +35,35 @@ struct Watched {
   uint32_t version;
 };
 
-// What one call of a checkpoint keeps for its replays. Read by index: a
-// retained tape replays it again.
+// What one call of a checkpoint did, step by step: its replays do the same, and
+// read what they are not to make again. By index: a retained tape replays it
+// again.
 struct Frame {
-  struct Stashed {
-    std::any value;
+  struct Step {
+    const char* kind;
+    const char* op = "";
+    std::any value;  // of a stash
+    // In that, or the outputs of a kept op until the checkpoint's node saves
+    // them.
     std::vector<Watched> tensors;
-  };
-  // Outputs of an op, until the checkpoint's node saves them.
-  struct Kept {
-    const char* op;
-    std::vector<Watched> outputs;
     std::vector<SavedTensor> saved;
+    std::shared_ptr<Frame> inside;  // of a nested checkpoint
   };
   std::vector<std::string> keep;  // ops that are kept, and whether all are
   bool keep_all = false;
-  std::vector<Stashed> stash;
-  std::vector<Kept> kept;
-  std::vector<std::shared_ptr<Frame>> children;  // nested, in order
-  std::vector<const char*> ops;  // names, in order: replays run the same
+  std::vector<Step> steps;
 
   // By the node being recorded, through the hooks in force.
   void save_kept() {
-    for (Kept& k : kept) {
-      if (!k.saved.empty()) continue;
-      k.saved = std::vector<SavedTensor>(k.outputs.size());
-      for (size_t i = 0; i < k.outputs.size(); ++i) {
-        k.saved[i].save(k.outputs[i].unwritten("a kept output"));
+    for (Step& step : steps) {
+      if (step.inside != nullptr) step.inside->save_kept();
+      if (step.kind != kKeptOp || !step.saved.empty()) continue;
+      step.saved = std::vector<SavedTensor>(step.tensors.size());
+      for (size_t i = 0; i < step.saved.size(); ++i) {
+        step.saved[i].save(step.tensors[i].unwritten("a kept output"));
       }
-      k.outputs.clear();
+      step.tensors.clear();
     }
-    for (const auto& child : children) child->save_kept();
   }
 };
 
@@ -85,22 +83,25 @@ struct CheckpointRun {
     }
   }
 
-  // CHECKs that all is used that the first run noted.
   template <class F>
   auto run(const F& function) {
     const Scoped<CheckpointRun*> here(running, this);
     // A replay may come when what is around the call is over.
     const Scoped<bool> all(keeps_all, frame.keep_all);
     auto outputs = function();
-    const size_t ops = frame.ops.size(), stashed = frame.stash.size(),
-                 kept_then = frame.kept.size(), inside = frame.children.size();
-    CHECK(first || (op == ops && stash == stashed && kept == kept_then &&
-                    child == inside))
-        << differs() << op << " of " << ops << " ops, " << stash << " of "
-        << stashed << " stashed values, " << kept << " of " << kept_then
-        << " kept ops and " << child << " of " << inside
-        << " checkpoints inside were used";
+    if (!first && at != frame.steps.size()) next(kEnd);
     return outputs;
+  }
+
+  // Notes a step, or finds the same one.
+  Frame::Step& next(const char* kind, const char* op = "") {
+    if (first) return frame.steps.emplace_back(Frame::Step{kind, op});
+    static const Frame::Step& end = *new Frame::Step{kEnd};
+    const Frame::Step& then = at < frame.steps.size() ? frame.steps[at] : end;
+    CHECK(kind == then.kind && std::strcmp(op, then.op) == 0)
+        << differs() << "step " << at << " of " << frame.steps.size() << " is "
+        << kind << op << ", it was " << then.kind << then.op;
+    return frame.steps[at++];
   }
 
   // Also by the Shadow runs around this one.
@@ -154,8 +155,7 @@ struct CheckpointRun {
   const std::vector<const Tensor*>* const inputs;
   CheckpointRun* const outer = running;
   const uint64_t made_before = Storage::next_id();  // storages with lower ids
-  // How many of the frame's a replay has used.
-  size_t op = 0, stash = 0, kept = 0, child = 0;
+  size_t at = 0;  // which of the frame's steps a replay is at
   // What a Shadow run used, none of it to be written before a replay:
   // differentiable inputs and captured tensors by their places,
   std::vector<TapePosition> edges;
@@ -288,17 +288,14 @@ class CheckpointNode : public Node {
 // Of a call. Inside a checkpoint it is the outer frame's, so that its replay
 // finds what this one kept.
 std::shared_ptr<Frame> frame_of(const RecomputePolicy& policy) {
-  if (running == nullptr || running->first) {
-    const auto frame = std::make_shared<Frame>();
+  std::shared_ptr<Frame> own;
+  auto& frame = running == nullptr ? own : running->next(kCheckpoint).inside;
+  if (frame == nullptr) {
+    frame = std::make_shared<Frame>();
     frame->keep = policy.keep;
     frame->keep_all = running != nullptr && keeps_all;
-    if (running != nullptr) running->frame.children.push_back(frame);
-    return frame;
   }
-  const auto& children = running->frame.children;
-  CHECK(running->child < children.size())
-      << differs() << "more checkpoints inside than the first time";
-  return children[running->child++];
+  return frame;
 }
 
 }  // namespace
@@ -337,6 +334,9 @@ void first_run(const RecomputePolicy& policy,
     return !y->requires_grad || y->tape != 0;
   });
   if (outputs.empty()) return;
+  for (const ParameterUse& use : run.parameters) {
+    current_tape()->note_use(use.parameter);
+  }
   auto* node = add_node<CheckpointNode>("checkpoint", run.edges.size(),
                                         absl::MakeSpan(outputs));
   for (size_t e = 0; e < run.edges.size(); ++e) {
@@ -362,14 +362,7 @@ GradMode note_op(const char* op, absl::Span<const Tensor* const> inputs,
   const GradMode mode = op_mode();
   if (mode == GradMode::kOff || running == nullptr) return mode;
   if (mode == GradMode::kShadow) running->note_uses(inputs, parameters);
-  if (op == kObserveOp) return mode;
-  auto& ops = running->frame.ops;
-  if (running->first) {
-    ops.push_back(op);
-  } else {
-    const size_t n = running->op++;
-    check_same("op", op, n, n < ops.size() ? ops[n] : "none");
-  }
+  if (op != kObserveOp) running->next(kOp, op);
   return mode;
 }
 
@@ -377,42 +370,37 @@ void make_outputs(const char* op, absl::Span<Tensor* const> outputs,
                   absl::FunctionRef<void()> make) {
   if (running == nullptr) return make();
   const auto& keep = running->frame.keep;
-  auto& kept = running->frame.kept;
   if (!keeps_all && std::find(keep.begin(), keep.end(), op) == keep.end()) {
     return make();
   }
   if (running->first) {
     make();
-    kept.push_back({op});
-    for (Tensor* x : outputs) kept.back().outputs.emplace_back(*x);
+    Frame::Step& step = running->next(kKeptOp, op);
+    for (Tensor* x : outputs) step.tensors.emplace_back(*x);
     return;
   }
-  const size_t n = running->kept++;
-  check_same("kept op", op, n, n < kept.size() ? kept[n].op : "none");
+  const Frame::Step& step = running->next(kKeptOp, op);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    *outputs[i] = kept[n].saved[i].unpack();
+    *outputs[i] = step.saved[i].unpack();
   }
   ++kept_ops;
 }
 
 const std::any* next_stash(const std::type_info& type) {
   if (running->first) return nullptr;
-  const auto& stash = running->frame.stash;
-  const size_t n = running->stash++;
-  CHECK(n < stash.size() && stash[n].value.type() == type)
-      << differs() << "stash number " << n << " of " << stash.size()
-      << " is missing or of another type";
-  for (const Watched& x : stash[n].tensors) x.unwritten("a stashed tensor");
+  const Frame::Step& step = running->next(kStash);
+  CHECK(step.value.type() == type) << differs() << "a stash of another type";
+  for (const Watched& x : step.tensors) x.unwritten("a stashed tensor");
   ++stash_reads;
-  return &stash[n].value;
+  return &step.value;
 }
 
 void keep_stash(std::any value, const std::vector<const Tensor*>& tensors) {
-  auto& stashed = running->frame.stash.emplace_back();
-  stashed.value = std::move(value);
+  Frame::Step& step = running->next(kStash);
+  step.value = std::move(value);
   for (const Tensor* x : tensors) {
     CHECK(!x->requires_grad) << "[stash] " << *x << " requires a gradient";
-    stashed.tensors.emplace_back(*x);
+    step.tensors.emplace_back(*x);
   }
 }
 

@@ -79,6 +79,51 @@ TEST(Contract, C02_EveryDifferentiableOutputKeepsItsLink) {
   EXPECT_FALSE(out.ids.requires_grad);  // C31
 }
 
+// However many checkpoints and ops use a parameter, it is ready once, when its
+// gradient is complete, and before parameters whose first use is earlier.
+TEST(Bug, B07_AParameterIsReadyOnceInEveryBackward) {
+  const Parameter w = weight(3), early = weight(5), late = weight(7),
+                  frozen = weight(11, /*trainable=*/false), idle = weight(13);
+  auto inner = [&](const Tensor& x) { return times(x, w); };
+  auto block = [&](const Tensor& x) { return checkpoint(true, inner, x); };
+  for (const bool split : {false, true}) {
+    Tape tape;
+    const Tensor x = tape.input(number(2));
+    const Tensor loss = record(tape, [&] {
+      Tensor h = times(times(x, frozen), early);
+      h = checkpoint(true, inner, h) + checkpoint(true, block, h);
+      const Tensor unused = times(h, idle);
+      return sum(times(times(h, w), late));
+    });
+    std::vector<std::pair<const Parameter::State*, float>> ready;
+    ParameterGradients grads;
+    grads.set_on_ready([&](const Parameter::State* key) {
+      for (const Parameter& p : {w, early, late, idle}) {
+        if (p.key() != key) continue;
+        const Tensor sum = grads.combined(p);
+        ready.emplace_back(key, sum ? value(sum) : 0);
+      }
+    });
+    const int64_t before = replays();
+    if (split) {
+      const Tensor one = Tensor::full(loss.shape(), DType::kF32, 1);
+      tape.backward_inputs({{loss, one}}, grads);
+      EXPECT_TRUE(ready.empty());
+      tape.backward_weights(grads);
+    } else {
+      tape.backward(loss, grads);
+    }
+    EXPECT_EQ(replays(), before + 3);
+    // h = 2 * 11 * 5 = 110, and the loss is 2 * 110 w * w * 7.
+    const std::vector<std::pair<const Parameter::State*, float>> expected = {
+        {late.key(), 2 * 110 * 9.f},
+        {idle.key(), 0},
+        {w.key(), 2 * 110 * 2 * 3 * 7.f},
+        {early.key(), 2 * 22 * 9 * 7.f}};
+    EXPECT_EQ(ready, expected) << split;
+  }
+}
+
 // An output that is an input keeps its link too, and so does one that is given
 // twice.
 TEST(Contract, C02_InputsPassedOnAreOutputs) {
@@ -143,7 +188,8 @@ TEST(ContractDeathTest, B31_AnotherOpOnReplayIsNamed) {
   const Tensor loss =
       record(tape, [&] { return sum(checkpoint(true, block, x)); });
   ParameterGradients grads;
-  EXPECT_DEATH(tape.backward(loss, grads), "op number 0 is mul, it was scale");
+  EXPECT_DEATH(tape.backward(loss, grads),
+               "step 0 of 1 is op mul, it was op scale");
 }
 
 // Sees every tensor that is packed.
@@ -377,7 +423,8 @@ TEST(ContractDeathTest, C17_AStashMoreOrLessOnReplayIsNamed) {
         record(tape, [&] { return sum(checkpoint(true, block, x)); });
     ParameterGradients grads;
     EXPECT_DEATH(tape.backward(loss, grads),
-                 more > 0 ? "stash number 2 of 2" : "1 of 2 stashed values");
+                 more > 0 ? "step 2 of 3 is stash, it was op scale"
+                          : "step 1 of 3 is op scale, it was stash");
   }
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,13 @@ class ParameterGradients {
   bool reached(const Parameter& parameter) const;
   // Forgets all sums; memory is kept.
   void zero();
+  // Called with the key of each trainable parameter that a tape recorded, once
+  // in every backward with W parts (so not in backward_inputs): as soon as no
+  // node that is still to come adds to it, whoever used it and however often,
+  // and whether or not a gradient came.
+  using OnReady = std::function<void(const Parameter::State* key)>;
+  void set_on_ready(OnReady on_ready) { on_ready_ = std::move(on_ready); }
+  const OnReady& on_ready() const { return on_ready_; }
 
  private:
   struct Site {
@@ -40,6 +48,7 @@ class ParameterGradients {
     std::vector<Site> sites;
   };
   absl::flat_hash_map<const Parameter::State*, Sums> sums_;
+  OnReady on_ready_;
 };
 
 // The dtype statistics and weight gradients of `dtype` are kept in.

@@ -8,6 +8,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "autograd/anomaly_recorder.h"
 #include "autograd/checkpoint.h"
 #include "kernels/elementwise/elementwise.h"
@@ -70,13 +71,38 @@ void add_to_slot(Tensor& slot, Tensor&& gradient) {
   });
 }
 
+// Tells when no node before `node` adds to a parameter any more. Only the
+// outermost backward does: a replay's tape does not know the other users.
+class ReadyEvents {
+ public:
+  ReadyEvents(const Tape::State& tape, const ParameterGradients& parameters)
+      : on_ready_(parameters.on_ready()) {
+    if (!on_ready_ || backward_runs || tape.parts == Parts::kInputs) return;
+    absl::flat_hash_set<const Parameter::State*> seen;
+    for (const auto& use : tape.uses) {
+      if (seen.insert(use.first).second) first_uses_.push_back(use);
+    }
+  }
+  void done(size_t node) {
+    while (!first_uses_.empty() && first_uses_.back().second >= node) {
+      on_ready_(first_uses_.back().first);
+      first_uses_.pop_back();
+    }
+  }
+
+ private:
+  const ParameterGradients::OnReady& on_ready_;
+  std::vector<std::pair<const Parameter::State*, size_t>> first_uses_;
+};
+
 // From the last node to the first. One whose outputs got no gradient has
 // nothing to do; one whose W part is to wait keeps its gradients in their slots
 // and is not freed.
 void run_nodes(Tape::State& tape, ParameterGradients& parameters) {
   const GradModeScope off(GradMode::kOff);
+  ReadyEvents ready(tape, parameters);
   const internal::Scoped<bool> running(backward_runs, true);
-  for (size_t i = tape.nodes.size(); i-- > 0;) {
+  for (size_t i = tape.nodes.size(); i-- > 0; ready.done(i)) {
     if (tape.nodes[i] == nullptr) continue;
     Node& node = *tape.nodes[i];
     const std::span grads(tape.slots.data() + node.output_slot, node.outputs);
@@ -189,7 +215,9 @@ bool begin(const char* name, absl::Span<const Tensor* const> inputs,
   for (Tensor* output : outputs) {
     output->requires_grad = is_float(output->dtype());
   }
-  return mode == GradMode::kOn;
+  if (mode != GradMode::kOn) return false;
+  for (const Parameter* p : parameters) recording->note_use(*p);
+  return true;
 }
 
 void finish(Node& node, const char* name, size_t inputs,

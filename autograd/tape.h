@@ -142,6 +142,10 @@ class Tape {
     // Memory for the tape's lifetime, aligned to 16.
     std::byte* allocate(size_t bytes);
     void free_node(size_t index);
+    // By the node that is recorded next.
+    void note_use(const Parameter& p) {
+      if (p.trainable()) uses.emplace_back(p.key(), nodes.size());
+    }
     // Hooks live as long as a tape that saved through them.
     void keep(const std::shared_ptr<SavedTensorHooks>& hooks);
 
@@ -161,6 +165,8 @@ class Tape {
     // Nodes not freed yet. Written by the tape's thread alone, so without the
     // price of a shared counter.
     std::atomic<int64_t> live = 0;
+    // Trainable parameters and the nodes that use them, in order.
+    std::vector<std::pair<const Parameter::State*, size_t>> uses;
     // Of a replay's tape: inputs by the (tape, slot) they have outside.
     std::map<TapePosition, uint32_t> captures;
     std::vector<std::shared_ptr<SavedTensorHooks>> hooks;

@@ -66,8 +66,7 @@ Pool::MemoryPtr Pool::take(size_t bytes, const Stream* stream) {
   auto first = free_.lower_bound(bytes);
   while (first != free_.end() && first->second.empty()) ++first;
   if (first == free_.end()) return nullptr;
-  size_t largest = pinned_ ? first->first : bytes + bytes / 4;
-  if (settled_) largest = std::max(largest, first->first);
+  const size_t largest = pinned_ || settled_ ? first->first : bytes;
   for (const bool wait : {false, true}) {
     for (auto at = first; at != free_.end() && at->first <= largest; ++at) {
       std::vector<MemoryPtr>& list = at->second;

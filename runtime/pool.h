@@ -7,12 +7,11 @@
 // for it on its stream: nobody polls, and nothing stalls before memory is short
 // of idle blocks. A steady step allocates nothing.
 //
-// Device memory: sizes are classes, aligned to 64, and a free block up to a
-// quarter larger serves too, an idle one if possible: the fit that obtained
-// least for training steps with and without recompute. Nothing returns to the
-// system before trim() or destruction; only a request that the cap or the
-// system refuses first gives up free blocks, the largest first and as many as
-// it takes, waiting for those still used. Refused for good, it ends the process
+// Device memory: sizes are classes, aligned to 64, and a free block of the same
+// class serves, an idle one if possible. Nothing returns to the system before
+// trim() or destruction; only a request that the cap or the system refuses
+// first gives up free blocks, the largest first and as many as it takes,
+// waiting for those still used. Refused for good, it ends the process
 // (out_of_memory).
 //
 // Pinned memory: sizes are whole pages, and the smallest block that is large

@@ -132,14 +132,14 @@ TEST_F(PoolTest, IdleBlocksComeFirst) {
 
 // A looser fit would use large blocks for small requests, which is what a step
 // that recomputes something saves.
-TEST_F(PoolTest, ALargerBlockServesUpToAQuarterMore) {
+TEST_F(PoolTest, ABlockServesItsOwnClassAlone) {
   put(get(1024));
-  const Block a = get(832);
+  const Block a = get(1000);
   EXPECT_EQ(pool_.stats().system_allocations, 1);
-  EXPECT_EQ(pool_.stats().live, 832) << "what was asked for counts";
+  EXPECT_EQ(pool_.stats().live, 1024) << "the class counts";
   put(a);
-  put(get(768));
-  EXPECT_EQ(pool_.stats().system_allocations, 2) << "a third would be wasted";
+  put(get(960));
+  EXPECT_EQ(pool_.stats().system_allocations, 2);
   put(get(1024));
   EXPECT_EQ(pool_.stats().system_allocations, 2) << "it kept its size";
 }
@@ -148,7 +148,7 @@ TEST_F(PoolTest, OnceSettledAnyLargerBlockServes) {
   put(get(64 << 10));
   put(get(4096));
   const Block grown = get(8192);
-  EXPECT_EQ(pool_.stats().system_allocations, 3) << "neither fits closely";
+  EXPECT_EQ(pool_.stats().system_allocations, 3) << "neither is of its class";
   put(grown);
   pool_.settle();
   const Block small = get(3000), next = get(3000);
