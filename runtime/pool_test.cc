@@ -192,7 +192,7 @@ TEST_F(PoolTest, TheHookSeesEveryEvent) {
 
 TEST_F(PoolTest, TheHookIsToldWhatReturnsToTheSystem) {
   put(get(1024));
-  put(get(900));  // of the same memory
+  put(get(1000));  // of the same memory
   std::vector<size_t> gone;
   pool_.set_hook([&](MemoryEvent event, const Block& block) {
     if (event == MemoryEvent::kGone) gone.push_back(block.bytes);
