@@ -409,6 +409,7 @@ void keep_stash(std::any value, const std::vector<const Tensor*>& tensors) {
 }  // namespace internal
 
 Phase phase() {
+  if (internal::refilling) return Phase::kReplay;
   return internal::running == nullptr ? Phase::kOriginal
                                       : internal::running->phase;
 }
