@@ -307,6 +307,8 @@ void first_run(const RecomputePolicy& policy,
   const bool recording = op_mode() == GradMode::kOn;
   const bool first = running == nullptr || running->first;
   const std::shared_ptr<Frame> frame = frame_of(policy);
+  // Inputs are edges of its node in a replay, whether it uses them or not.
+  if (running != nullptr) running->note_uses(inputs, {});
   std::vector<uint32_t> versions;
   versions.reserve(inputs.size());
   for (const Tensor* x : inputs) {
@@ -407,6 +409,7 @@ void keep_stash(std::any value, const std::vector<const Tensor*>& tensors) {
 }  // namespace internal
 
 Phase phase() {
+  if (internal::refilling) return Phase::kReplay;
   return internal::running == nullptr ? Phase::kOriginal
                                       : internal::running->phase;
 }

@@ -63,7 +63,8 @@ struct RecomputePolicy {
 };
 
 enum class Phase : uint8_t { kOriginal, kReplay };
-// Of the innermost checkpoint that runs; kOriginal outside.
+// Of the innermost checkpoint that runs; outside kOriginal, but for dropped
+// outputs that are made again.
 Phase phase();
 
 // Since the process began: replays run, values read from stashes, ops whose
@@ -107,6 +108,9 @@ inline GradMode op_mode() {
 inline bool records_original() {
   return op_mode() == GradMode::kOn && phase() == Phase::kOriginal;
 }
+// Whether bytes that were dropped are made again (dropped_outputs.h), which is
+// a replay too.
+inline constinit thread_local bool refilling = false;
 // Whether the run keeps the outputs of all ops. A KeepScope sets it.
 inline constinit thread_local bool keeps_all = false;
 struct KeepScope : Scoped<bool> {

@@ -556,6 +556,23 @@ TEST(Contract, C23_NestedCapturesReachTheirTape) {
   }
 }
 
+// Also one that the outer function captured for an inner one that ignores it.
+TEST(Contract, C23_CapturesMayBeInputsThatNestedCheckpointsIgnore) {
+  Tape tape;
+  const Tensor x = tape.input(number(3));
+  Tensor captured;
+  auto inner = [](const Pair& in) { return scale(in.direct, 2); };
+  auto block = [&](const Tensor& in) {
+    return checkpoint(true, inner, Pair{in, {captured}});
+  };
+  const Tensor loss = record(tape, [&] {
+    captured = scale(x, 5);
+    return sum(checkpoint(true, block, x) + captured);
+  });
+  ParameterGradients grads;
+  EXPECT_EQ(value(tape.backward(loss, grads)[0]), 7);
+}
+
 TEST(Contract, C24_ThePhaseIsNotTheGradMode) {
   Source source;
   auto block = [&](const Tensor& x) {

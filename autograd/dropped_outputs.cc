@@ -35,6 +35,7 @@ void DroppedOutputs::add(Function fn, const Tensor& x, const Tensor& y) {
   outputs_.push_back({y.storage(), [fn = std::move(fn), saved] {
                         const GradModeScope off(GradMode::kOff);
                         const internal::Scoped alone(internal::running, {});
+                        const internal::Scoped again(internal::refilling, true);
                         const Tensor x = saved->unpack();
                         CHECK(x) << "a dropped output is read after its tape "
                                  << "is gone";

@@ -6,12 +6,13 @@
 //   const Tensor y_TD = (*dense)(n_TD);
 //
 // At the end of the scope the bytes of every output that a node saved return to
-// the pool; the first kernel that reads them calls the function once more. The
-// storage stays the same, so every view sees the bytes again and nothing counts
-// as written. `fn` is taken by reference and lives until the tape is done; its
-// input is saved through the hooks in force and must not be written. Where
-// nothing is recorded, and in a checkpoint's replay, nothing is dropped. An
-// output is not read after its tape is gone. Per thread, like the tape.
+// the pool; the first kernel that reads them calls the function once more, as a
+// replay does: what it does once() is not done again. The storage stays the
+// same, so every view sees the bytes again and nothing counts as written. `fn`
+// is taken by reference and lives until the tape is done; its input is saved
+// through the hooks in force and must not be written. Where nothing is
+// recorded, and in a checkpoint's replay, nothing is dropped. An output is not
+// read after its tape is gone. Per thread, like the tape.
 #pragma once
 
 #include <cstdint>

@@ -63,6 +63,30 @@ TEST(DroppedOutputs, BytesReturnToThePoolAndAreMadeAgain) {
   EXPECT_EQ(refills(), before + 1);
 }
 
+TEST(DroppedOutputs, SideEffectsHappenOnce) {
+  CopyDevice device;
+  std::vector<Phase> phases;
+  int counted = 0;
+  const auto counts = [&](const Tensor& x) {
+    phases.push_back(phase());
+    once([&] { ++counted; });
+    return scale(x, 2);
+  };
+  Tape tape;
+  const Tensor x = tape.input(values<float>({1}));
+  const Tensor y = record(tape, [&] {
+    DroppedOutputs dropped(true);
+    return hold(x, {dropped(counts, x)}, [](const std::vector<Tensor>& kept) {
+      EXPECT_EQ(kept[0].to_vector<float>(), std::vector<float>{2});
+    });
+  });
+  ParameterGradients grads;
+  tape.backward(y, grads);
+  EXPECT_EQ(phases, (std::vector<Phase>{Phase::kOriginal, Phase::kReplay}));
+  EXPECT_EQ(counted, 1);
+  EXPECT_EQ(phase(), Phase::kOriginal);
+}
+
 // Also through views that were made before, which share the storage.
 TEST(DroppedOutputs, ViewsSeeTheBytesAgainAndNothingCountsAsWritten) {
   CopyDevice device;

@@ -287,11 +287,16 @@ std::vector<Tensor> Tape::backward(const std::vector<Seed>& seeds,
                         << "' was already run backward; keep it with "
                            "Retain::kYes";
   CHECK(tape.slots.empty()) << "tape '" << tape.name << "' is running backward";
+  CHECK(parts == Parts::kBoth ||
+        (parts == Parts::kInputs && retain == Retain::kNo))
+      << "backward of tape '" << tape.name
+      << "': a retained tape runs I and W together, and W follows I";
   // Also when a replayed function throws: a retained tape can run again, any
-  // other has lost nodes.
+  // other has lost nodes, and W has nothing to go on from.
+  bool done = false;
   const absl::Cleanup end = [&] {
     tape.consumed = retain == Retain::kNo;
-    if (parts == Parts::kBoth) tape.slots.clear();
+    if (parts == Parts::kBoth || !done) tape.slots.clear();
   };
   tape.parts = parts;
   tape.retain = retain;
@@ -308,6 +313,7 @@ std::vector<Tensor> Tape::backward(const std::vector<Seed>& seeds,
     add_to_slot(tape.slots[slot], Tensor(seed.grad));
   }
   run_nodes(tape, grads);
+  done = true;
   std::vector<Tensor> inputs;
   for (const uint32_t slot : tape.input_slots) {
     make_contiguous(tape.slots[slot]);

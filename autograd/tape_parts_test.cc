@@ -1,5 +1,6 @@
 // Parameters, the I and W parts, and several tapes or backwards.
 #include <sstream>
+#include <stdexcept>
 
 #include "autograd/tape.h"
 #include "autograd/test_ops.h"
@@ -165,6 +166,33 @@ TEST(Tape, WeightPartsOfUnreachedNodesDoNothing) {
   tape.backward_weights(grads);
   EXPECT_TRUE(grads.reached(w));
   EXPECT_FALSE(grads.reached(unused));
+}
+
+// What a thrown exception left undone is not made up for by W.
+TEST(TapeDeathTest, WeightPartsDoNotFollowInputsThatThrew) {
+  const Parameter w = parameter("w", values<float>({2}));
+  Tape tape;
+  const Tensor x = tape.input(values<float>({3}));
+  const Tensor y = record(tape, [&] {
+    const auto fails = [](Backward&) { throw std::runtime_error("fails"); };
+    return weigh(pass(weigh(x, w), "pass", fails), w);
+  });
+  ParameterGradients grads;
+  EXPECT_THROW(tape.backward_inputs({{y, ones(1)}}, grads), std::runtime_error);
+  EXPECT_DEATH(tape.backward_weights(grads), "before its backward_inputs");
+}
+
+TEST(TapeDeathTest, ARetainedTapeRunsBothParts) {
+  Tape tape;
+  const Tensor x = tape.input(values<float>({3}));
+  const Tensor y = record(tape, [&] { return factor(x, 2); });
+  ParameterGradients grads;
+  EXPECT_DEATH(
+      tape.backward({{y, ones(1)}}, grads, Retain::kYes, Parts::kInputs),
+      "a retained tape runs I and W together");
+  EXPECT_DEATH(
+      tape.backward({{y, ones(1)}}, grads, Retain::kNo, Parts::kWeights),
+      "W follows I");
 }
 
 // --- Several tapes, several backwards

@@ -47,19 +47,23 @@ const std::vector<Case>& cases() {
       {"FullAndOffload",
        {"recompute.policy=full", "offload.activations=true", "offload.ids=true",
         "offload.strict=true"}},
+      // 256 KiB a window, of which the last one that is copied does not fit.
+      {"OffloadBeyondTheCap",
+       {"train.seq_len=512", "offload.activations=true",
+        "offload.pinned_cap_mib=1"}},
   };
   return cases;
 }
 
 // Text of any kind: lengths of documents are no matter of memory.
-HostBatch batch_of(int64_t step, int64_t m) {
+HostBatch batch_of(int64_t tokens, int64_t step, int64_t m) {
   std::mt19937 random(static_cast<uint32_t>(7 * step + m));
   HostBatch batch;
-  for (int64_t t = 0; t < kTokens; ++t) {
+  for (int64_t t = 0; t < tokens; ++t) {
     batch.ids.push_back(static_cast<int32_t>(random() % 256));
     batch.labels.push_back(static_cast<int32_t>(random() % 256));
   }
-  batch.cu_seqlens = {0, 50, static_cast<int32_t>(kTokens)};
+  batch.cu_seqlens = {0, 50, static_cast<int32_t>(tokens)};
   return batch;
 }
 
@@ -72,6 +76,7 @@ TEST_P(PlanTest, IsWhatTheRunDoes) {
 
   Device device(2);
   const DeviceScope scope(device);
+  device.pinned().set_cap(config.offload.pinned_cap_mib << 20);
   const Json json = model_config(config, "").value();
   const std::unique_ptr<LanguageModel> model =
       make_language_model(json, model_choices(config)).value();
@@ -79,7 +84,9 @@ TEST_P(PlanTest, IsWhatTheRunDoes) {
   model->apply_training_choices();
   TrainerOptions options = trainer_options(config);
   options.recompute = recomputed_layers(config, model->layers());
-  Trainer trainer(*model, options, batch_of);
+  Trainer trainer(*model, options, [&](int64_t step, int64_t m) {
+    return batch_of(config.train.seq_len, step, m);
+  });
   trainer.step(false);
   MemoryLog log(device);
   device.pool().reset_peak();
@@ -98,7 +105,9 @@ TEST_P(PlanTest, IsWhatTheRunDoes) {
   }
   EXPECT_EQ(plan->step.replays, record.replays);
   EXPECT_EQ(plan->step.dropped, run.dropped);
-  EXPECT_EQ(planned_bytes(plan->windows) * 2, record.offload_bytes);
+  EXPECT_EQ(plan->offload, record.offload_bytes);
+  EXPECT_EQ(plan->offload<planned_bytes(plan->windows) * 2,
+                          config.offload.pinned_cap_mib> 0);
   EXPECT_EQ(plan->pinned, record.pinned_bytes);
   // Size classes may be larger than what is copied.
   EXPECT_EQ(plan->step.evicted, run.evicted);

@@ -1,13 +1,16 @@
 // Training as a whole: against transformers, for any number of threads, and
 // what the tiny preset promises about itself.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "dist/snapshot.h"
 #include "gtest/gtest.h"
 #include "runtime/access.h"
 #include "runtime/device.h"
@@ -17,6 +20,7 @@
 #include "tools/config/config.h"
 #include "tools/data/batches.h"
 #include "tools/data/corpus.h"
+#include "tools/train/host_tensors.h"
 #include "tools/train/load_model.h"
 #include "tools/train/run_options.h"
 #include "tools/train/trainer.h"
@@ -207,6 +211,49 @@ TEST_F(Tiny, RecomputationAndOffloadChangeNoBit) {
     }
   }
   EXPECT_FALSE(want[0].grad_hash.empty());
+}
+
+// Which copies are worth it is decided from whole passes, once: at the end of
+// the warm-up, of which a resumed run has its own.
+TEST_F(Tiny, OffloadIsChosenOnceFromWholePasses) {
+  // Copies that never hide: loads take longer than the forward pass.
+  struct SlowLoads {
+    SlowLoads() {
+      Device::current().pool().set_hook([](MemoryEvent event, const Block&) {
+        if (event != MemoryEvent::kLoad) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      });
+    }
+    ~SlowLoads() { Device::current().pool().set_hook(nullptr); }
+  };
+  const Config c = config({"train.seq_len=48", "train.micro_batches=2",
+                           "offload.activations=true", "offload.strict=true",
+                           "offload.warmup_steps=2"});
+  constexpr int64_t kAll = 2 * 6;  // windows of a step
+  const SlowLoads slow;
+  const auto made = make(c);
+  const auto windows_of_a_step = [](Trainer& trainer) {
+    const int64_t before = trainer.offload_counters().windows;
+    trainer.step(/*hash=*/false);
+    EXPECT_EQ(trainer.offload_status(), absl::OkStatus());
+    return trainer.offload_counters().windows - before;
+  };
+  EXPECT_EQ(windows_of_a_step(*made->trainer), kAll);
+  EXPECT_EQ(windows_of_a_step(*made->trainer), kAll);
+  const int64_t chosen = windows_of_a_step(*made->trainer);
+  EXPECT_LT(chosen, kAll);
+  EXPECT_EQ(windows_of_a_step(*made->trainer), chosen);
+
+  HostTensors host;
+  std::vector<std::string> notes;
+  const std::string saved =
+      must(save_snapshot({testing::TempDir() + "/warm_up", 2},
+                         made->trainer->contents(host), &notes));
+  const auto resumed = make(c);
+  CHECK_OK(resumed->trainer->restore(must(load_snapshot(saved)), &notes));
+  EXPECT_EQ(windows_of_a_step(*resumed->trainer), kAll);
+  EXPECT_EQ(windows_of_a_step(*resumed->trainer), kAll);
+  EXPECT_LT(windows_of_a_step(*resumed->trainer), kAll);
 }
 
 TEST_F(Tiny, ResolvedConfigIsTheModelItDescribes) {

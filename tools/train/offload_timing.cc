@@ -44,17 +44,17 @@ void OffloadTiming::add(const OffloadGraph& graph) {
     average(rate_, static_cast<double>(c.copied_bytes + c.loaded_bytes) /
                        c.exposed_seconds);
   }
+  windows_ = graph.plan();
   const std::vector<double>& closed = graph.closed_seconds();
   closed_.resize(closed.size());
   for (size_t i = 0; i < closed.size(); ++i) average(closed_[i], closed[i]);
 }
 
-std::vector<bool> OffloadTiming::layers_that_hide(
-    const std::vector<PlannedWindow>& windows) const {
-  if (rate_ == 0 || closed_.size() != windows.size() || windows.empty()) {
+std::vector<bool> OffloadTiming::layers_that_hide() const {
+  if (rate_ == 0 || closed_.size() != windows_.size() || windows_.empty()) {
     return {};
   }
-  return tapeline::layers_that_hide(windows, closed_, rate_);
+  return tapeline::layers_that_hide(windows_, closed_, rate_);
 }
 
 }  // namespace tapeline

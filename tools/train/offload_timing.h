@@ -19,13 +19,15 @@ std::vector<bool> layers_that_hide(const std::vector<PlannedWindow>& windows,
 
 class OffloadTiming {
  public:
+  // Of a pass with all windows: a choice among some says nothing of the rest.
   void add(const OffloadGraph& graph);
   double bytes_per_second() const { return rate_; }
-  std::vector<bool> layers_that_hide(
-      const std::vector<PlannedWindow>& windows) const;
+  // Of the passes seen; all layers (empty) where they tell nothing.
+  std::vector<bool> layers_that_hide() const;
 
  private:
   double rate_ = 0;
+  std::vector<PlannedWindow> windows_;
   std::vector<double> closed_;  // seconds from the first window's beginning
 };
 

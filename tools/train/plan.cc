@@ -25,7 +25,7 @@ HostBatch batch_of(int64_t tokens) {
 
 struct DryRun {
   MemoryProfile profile;
-  int64_t pinned = 0;
+  int64_t offload = 0, pinned = 0;
 };
 
 // The second step: gradients exist from then on.
@@ -36,8 +36,8 @@ DryRun dry_run(LanguageModel& model, const TrainerOptions& options,
   Device& device = Device::current();
   trainer.step(/*hash=*/false);
   MemoryLog log(device);
-  trainer.step(/*hash=*/false);
-  return {log.take(), device.pinned().stats().peak_reserved};
+  const StepRecord record = trainer.step(/*hash=*/false);
+  return {log.take(), record.offload_bytes, record.pinned_bytes};
 }
 
 std::string mib(int64_t bytes) {
@@ -82,6 +82,7 @@ RunPlan plan_training(LanguageModel& model, const TrainerOptions& options,
   plain.drop_norms = false;
   const MemoryProfile all = dry_run(model, plain, tokens).profile;
   DryRun run = dry_run(model, options, tokens);
+  plan.offload = run.offload;
   plan.pinned = run.pinned;
   plan.step = std::move(run.profile);
   plan.parameters = tag(plan.step, Tag::kParameter);
@@ -114,6 +115,7 @@ absl::StatusOr<RunPlan> plan_run(const Config& config,
                                  const std::string& model_path) {
   Device device(1, {}, /*dry=*/true, {.kind = device_kind(config.device)});
   const DeviceScope scope(device);
+  device.pinned().set_cap(config.offload.pinned_cap_mib << 20);
   ASSIGN_OR_RETURN(const Json json, model_config(config, model_path));
   ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                    make_language_model(json, model_choices(config)));
@@ -155,7 +157,7 @@ Json to_json(const RunPlan& plan) {
     windows.push_back(std::move(row));
   }
   json["windows"] = std::move(windows);
-  json["offload_bytes"] = planned_bytes(plan.windows) * plan.micro_batches;
+  json["offload_bytes"] = plan.offload;
   json["pinned_bytes"] = plan.pinned;
   json["replays"] = plan.step.replays;
   json["parameter_bytes"] = plan.parameters;
@@ -180,13 +182,18 @@ std::string to_text(const RunPlan& plan) {
     absl::StrAppend(&out, padded(l.name, 14), padded(l.policy, 12), mib(l.kept),
                     " ", mib(l.recomputed), " ", mib(l.offloaded), "\n");
   }
+  absl::StrAppend(&out, "\n", padded("parameters", 26), mib(plan.parameters),
+                  "\n", padded("gradients", 26), mib(plan.gradients), "\n",
+                  padded("optimizer", 26), mib(plan.optimizer), "\n",
+                  padded("heads, at most", 26), mib(plan.step.head_peak), "\n",
+                  padded("pinned host memory", 26), mib(plan.pinned), "\n");
+  const int64_t listed = planned_bytes(plan.windows) * plan.micro_batches;
+  if (listed > plan.offload) {
+    absl::StrAppend(&out, padded("beyond its cap, a step", 26),
+                    mib(listed - plan.offload), "  stay on the device\n");
+  }
   absl::StrAppend(
-      &out, "\n", padded("parameters", 26), mib(plan.parameters), "\n",
-      padded("gradients", 26), mib(plan.gradients), "\n",
-      padded("optimizer", 26), mib(plan.optimizer), "\n",
-      padded("heads, at most", 26), mib(plan.step.head_peak), "\n",
-      padded("pinned host memory", 26), mib(plan.pinned), "\n",
-      padded("peak of the pool", 26), mib(plan.step.peak), "  in ",
+      &out, padded("peak of the pool", 26), mib(plan.step.peak), "  in ",
       plan.step.peak_at.pass.empty() ? "the step" : plan.step.peak_at.pass, " ",
       plan.step.peak_at.layer,
       "\n\ntimeline, live bytes: ", "start, peak, end\n");

@@ -31,7 +31,9 @@ struct RunPlan {
   std::vector<LayerMemory> layers;
   std::vector<PlannedWindow> windows;                    // of a micro-batch
   int64_t parameters = 0, gradients = 0, optimizer = 0;  // bytes
-  int64_t pinned = 0;
+  // Of a step: bytes that are copied to the host, less than the windows list
+  // where the pinned memory's cap is in the way, and what it takes for that.
+  int64_t offload = 0, pinned = 0;
   MemoryProfile step;  // a step after the first
 };
 

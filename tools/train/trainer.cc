@@ -112,7 +112,10 @@ StepRecord Trainer::step(bool hash) {
   if (!report.skipped) update_router_biases();
   if (hash) record.param_hash = parameter_hash(tensors_);
   // Optimizer state and sums are there, so a step has all it ever needs.
-  if (steps_here_ < 2 && ++steps_here_ == 2) Device::current().pool().settle();
+  if (++steps_here_ == 2) Device::current().pool().settle();
+  if (steps_here_ == options_.offload_warmup_steps) {
+    options_.offload.layers = offload_timing_.layers_that_hide();
+  }
   return record;
 }
 
@@ -163,11 +166,9 @@ Trainer::Leftover Trainer::run_micro_batch(const HostBatch& host,
 void Trainer::finish_offload(const OffloadGraph& graph) {
   offload_counters_ += graph.counters();
   if (offload_status_.ok()) offload_status_ = graph.status();
-  if (step_ > options_.offload_warmup_steps) return;
-  // The first pass touches memory for the first time.
-  if (step_ > 1) offload_timing_.add(graph);
-  if (step_ == options_.offload_warmup_steps) {
-    options_.offload.layers = offload_timing_.layers_that_hide(graph.plan());
+  // The first step here touches memory for the first time.
+  if (steps_here_ > 0 && steps_here_ < options_.offload_warmup_steps) {
+    offload_timing_.add(graph);
   }
 }
 

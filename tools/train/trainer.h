@@ -55,7 +55,8 @@ struct TrainerOptions {
   bool drop_norms = false;
   OffloadChoice offload;
   bool strict_offload = false;
-  int64_t offload_warmup_steps = 0;  // then only copies that hide; 0: all
+  // Of a trainer; then only copies that hide are made. 0: all are.
+  int64_t offload_warmup_steps = 0;
 };
 
 // A step's micro-batch, a pure function of its numbers; steps count from 1.
@@ -119,7 +120,7 @@ class Trainer {
   OffloadTiming offload_timing_;
   absl::Status offload_status_;
   int64_t step_ = 0, tokens_ = 0;
-  int steps_here_ = 0;  // since the trainer was made, until the pool settles
+  int64_t steps_here_ = 0;  // since the trainer was made
   bool last_skipped_ = false;
 };
 
