@@ -9,6 +9,7 @@
 
 #include <cooperative_groups.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/cuda.cuh"
@@ -41,6 +42,33 @@ __device__ void store_pack(T* row, int64_t j, int64_t n, const Pack<T, kN>& v) {
       const int64_t i = j * kN + e;
       if (i < n) row[i] = v.at[e];
     }
+  }
+}
+
+// The same for what is used once: it is the first to leave the caches, in which
+// what many threads share then stays.
+template <bool kWhole, int kN, class T>
+__device__ Pack<std::remove_const_t<T>, kN> load_pack_once(T* row, int64_t j,
+                                                           int64_t n) {
+  using V = Pack<std::remove_const_t<T>, kN>;
+  if constexpr (kWhole && sizeof(V) == 16) {
+    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(row) + j);
+    V out;
+    memcpy(&out, &bits, sizeof(out));
+    return out;
+  } else {
+    return load_pack<kWhole, kN>(row, j, n);
+  }
+}
+template <bool kWhole, int kN, class T>
+__device__ void store_pack_once(T* row, int64_t j, int64_t n,
+                                const Pack<T, kN>& value) {
+  if constexpr (kWhole && sizeof(value) == 16) {
+    uint4 bits;
+    memcpy(&bits, &value, sizeof(bits));
+    __stcs(reinterpret_cast<uint4*>(row) + j, bits);
+  } else {
+    store_pack<kWhole>(row, j, n, value);
   }
 }
 
@@ -91,12 +119,16 @@ struct RowPlan {
   static constexpr int kThreads = kLanes > kWarp ? kLanes : 256;
   static constexpr int kRows = kThreads / kLanes;
 };
-// f<RowPlan>() with the plan for rows of so many packs.
+// f<RowPlan>() with the plan for rows of so many packs: two to four a thread,
+// so that many rows are at work at once, some reading while others write.
 template <class F>
 void by_row_length(int64_t packs, F f) {
-  if (packs <= 16) return f.template operator()<RowPlan<16, 1>>();
+  if (packs <= 16) return f.template operator()<RowPlan<8, 2>>();
+  if (packs <= 64) return f.template operator()<RowPlan<32, 2>>();
   if (packs <= 128) return f.template operator()<RowPlan<32, 4>>();
+  if (packs <= 256) return f.template operator()<RowPlan<128, 2>>();
   if (packs <= 512) return f.template operator()<RowPlan<128, 4>>();
+  if (packs <= 768) return f.template operator()<RowPlan<256, 3>>();
   if (packs <= 1024) return f.template operator()<RowPlan<256, 4>>();
   f.template operator()<RowPlan<256, 0>>();
 }
@@ -184,29 +216,27 @@ __device__ A cluster_sum(A value) {
 }
 
 // out[k][j] += sum over rows i of term k of element (i, j), for kSums terms at
-// once. A cluster has the columns of 16 packs; its blocks share the rows in
+// once. A cluster has the columns of kLanes packs; its blocks share the rows in
 // turn, then groups of threads, then blocks add up in order: the order follows
 // from the shape. `terms(sum, i, pack)` adds the terms of one pack.
-constexpr int kColumnThreads = 512, kColumnLanes = 16;
-
 template <class A, int kSums>
 struct ColumnOutputs {
   Rows<A, 1> at[kSums];
 };
 
-template <int kN, int kSums, class A, class Terms>
-__global__ void __launch_bounds__(kColumnThreads, 2)
+template <int kThreads, int kLanes, int kN, int kSums, class A, class Terms>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     column_sums(int64_t rows, int64_t columns, Terms terms,
                 ColumnOutputs<A, kSums> out) {
   namespace cg = cooperative_groups;
-  constexpr int kGroups = kColumnThreads / kColumnLanes;
-  constexpr int kColumns = kColumnLanes * kN;
+  constexpr int kGroups = kThreads / kLanes;
+  constexpr int kColumns = kLanes * kN;
   __shared__ A parts[kGroups][kSums][kColumns];
   const cg::cluster_group cluster = cg::this_cluster();
-  const int lane = static_cast<int>(threadIdx.x) % kColumnLanes;
-  const int group = static_cast<int>(threadIdx.x) / kColumnLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t first = int64_t{blockIdx.y} * kColumns;
-  const int64_t pack = int64_t{blockIdx.y} * kColumnLanes + lane;
+  const int64_t pack = int64_t{blockIdx.y} * kLanes + lane;
   A sum[kSums][kN] = {};
   if (pack * kN < columns) {
 #pragma unroll 4
@@ -224,7 +254,7 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
   // Each thread has one column of one sum; the total replaces the first part.
   const int s = static_cast<int>(threadIdx.x) / kColumns;
   const int j = static_cast<int>(threadIdx.x) % kColumns;
-  static_assert(kSums * kColumns <= kColumnThreads);
+  static_assert(kSums * kColumns <= kThreads);
   if (s < kSums) {
     A total = 0;
     for (int g = 0; g < kGroups; ++g) total += parts[g][s][j];
@@ -241,15 +271,28 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
   cluster.sync();  // nobody leaves before its sums are read
 }
 
+// As many clusters of 256 threads a block as an H200 can run at once: more
+// would leave memory idle while a second, partly filled round of them runs.
+constexpr int64_t kClustersAtOnce = 56;
+
 template <int kN, int kSums, class A, class Terms>
 void launch_column_sums(const Launch& l, int64_t rows, int64_t columns,
                         const Terms& terms,
                         const ColumnOutputs<A, kSums>& out) {
-  const auto tiles =
-      static_cast<unsigned>(ceil_div(columns, kColumnLanes * kN));
-  if (tiles == 0 || rows == 0) return;
-  launch_clusters(l, column_sums<kN, kSums, A, Terms>, dim3(kCluster, tiles),
-                  kColumnThreads, 0, rows, columns, terms, out);
+  if (rows == 0 || columns == 0) return;
+  const auto tiles = [&](int lanes) { return ceil_div(columns, lanes * kN); };
+  const auto run = [&]<int kThreads, int kLanes>() {
+    launch_clusters(l, column_sums<kThreads, kLanes, kN, kSums, A, Terms>,
+                    dim3(kCluster, static_cast<unsigned>(tiles(kLanes))),
+                    kThreads, 0, rows, columns, terms, out);
+  };
+  // Rows are read in pieces of 32 to 256 bytes: the shortest that fill one
+  // round. A narrow tensor has fewer clusters, which take more rows at once.
+  if (tiles(4) <= 8) return run.template operator()<512, 2>();
+  if (tiles(4) <= kClustersAtOnce / 2) return run.template operator()<512, 4>();
+  if (tiles(4) <= kClustersAtOnce) return run.template operator()<256, 4>();
+  if (tiles(8) <= kClustersAtOnce) return run.template operator()<256, 8>();
+  run.template operator()<256, 16>();
 }
 
 }  // namespace tapeline::cuda

@@ -25,9 +25,12 @@ void build_inverse(InvertedSelection& inverse, const Tensor& ids_TK,
   if (inverse.offsets_S1) return;
   inverse.offsets_S1 = Tensor::empty({keys + 1}, DType::kI32);
   inverse.entries = Tensor::empty({ids_TK.elements()}, DType::kI32);
-  invert_ids(launch(), read<int32_t>(ids_TK),
-             write<int32_t>(inverse.offsets_S1),
-             write<int32_t>(inverse.entries));
+  const auto ids = read<int32_t>(ids_TK);
+  const Tensor space =
+      internal::workspace(invert_ids_workspace_bytes(launch(), ids, keys));
+  invert_ids(launch(), ids, write<int32_t>(inverse.offsets_S1),
+             write<int32_t>(inverse.entries),
+             internal::bytes_of(write<uint8_t>(space).view()));
 }
 
 struct SparseAttentionNode : Node {
@@ -104,7 +107,7 @@ DsaSelection select_keys(const Tensor& q_in, const Tensor& k_in,
     const auto first = read<int32_t>(sequence.begin_T);
     const auto last = read<int32_t>(sequence.end_T);
     const Tensor space = internal::workspace(
-        indexer_select_workspace_bytes<T>(q.size(0), k.size(0)));
+        indexer_select_workspace_bytes<T>(launch(), q.size(0), k.size(0)));
     indexer_select<T>(launch(), read<T>(q), read<T>(k),
                       read<Accumulator<T>>(w_TH), {first.view(), last.view()},
                       scale, top_k, write<int32_t>(ids_TK),

@@ -16,9 +16,14 @@ struct EmbeddingNode : Node {
   bool has_weights() const override { return true; }
   void backward_weights(Backward& b) override {
     dispatch_float(b.grad().dtype(), [&]<class T>() {
-      embedding_backward<T>(
-          launch(), read<int32_t>(ids_T.unpack()), read<T>(b.grad()),
-          write<Accumulator<T>>(b.accumulator(table)), padding_id);
+      const Tensor& sum = b.accumulator(table);
+      const Tensor space =
+          internal::workspace(embedding_backward_workspace_bytes(
+              launch(), b.grad().size(0), sum.size(0)));
+      embedding_backward<T>(launch(), read<int32_t>(ids_T.unpack()),
+                            read<T>(b.grad()), write<Accumulator<T>>(sum),
+                            padding_id,
+                            internal::bytes_of(write<uint8_t>(space).view()));
     });
   }
 };

@@ -268,27 +268,38 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block a sequence.
+// One cluster a sequence: its blocks share the pairs, then the experts.
 template <class C>
 __global__ void __launch_bounds__(kSumThreads)
     count(Rows<const int32_t, 2> ids, Tokens set, Rows<C, 2> counts) {
+  namespace cg = cooperative_groups;
   __shared__ int32_t histogram[kMaxExperts];
-  const int64_t s = blockIdx.x, experts = counts.size[1], top_k = ids.size[1];
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int64_t s = blockIdx.x / kCluster;
+  const int64_t experts = counts.size[1], top_k = ids.size[1];
   for (int64_t e = threadIdx.x; e < experts; e += kSumThreads) histogram[e] = 0;
   __syncthreads();
   const int64_t begin = set.begin(s),
                 pairs = (set.begin(s + 1) - begin) * top_k;
-  for (int64_t i = threadIdx.x; i < pairs; i += kSumThreads) {
+  const int64_t mine =
+      int64_t{cluster.block_rank()} * kSumThreads + threadIdx.x;
+#pragma unroll 4
+  for (int64_t i = mine; i < pairs; i += int64_t{kCluster} * kSumThreads) {
     const Division at = divide(i, top_k);
     const int64_t t = begin + at.quotient;
-    if (!set.is_valid(t)) continue;
-    const int32_t e = ids(t, at.rest);
+    const int32_t e = set.is_valid(t) ? ids(t, at.rest) : -1;
     if (e >= 0) atomicAdd(&histogram[e], 1);  // of integers: any order
   }
-  __syncthreads();
-  for (int64_t e = threadIdx.x; e < experts; e += kSumThreads) {
-    counts(s, e) = histogram[e];
+  cluster.sync();
+  for (int64_t e = mine; e < experts; e += int64_t{kCluster} * kSumThreads) {
+    int32_t sum = 0;
+#pragma unroll
+    for (unsigned b = 0; b < kCluster; ++b) {
+      sum += *cluster.map_shared_rank(&histogram[e], b);
+    }
+    counts(s, e) = sum;
   }
+  cluster.sync();  // nobody leaves before its counts are read
 }
 
 __global__ void __launch_bounds__(kSumThreads)
@@ -318,8 +329,9 @@ void count_experts(Launch l, View<const int32_t> ids, const TokenSet& set,
   CHECK_LE(counts.size(1), kMaxExperts) << "[aux_loss] " << describe(counts);
   const Tokens tokens = tokens_of(set, ids.size(0));
   if (tokens.sequences == 0) return;
-  count<C><<<static_cast<unsigned>(tokens.sequences), kSumThreads, 0,
-             stream_of(l)>>>(rows<2>(ids), tokens, rows<2>(counts));
+  launch_clusters(l, count<C>,
+                  dim3(kCluster * static_cast<unsigned>(tokens.sequences)),
+                  kSumThreads, 0, rows<2>(ids), tokens, rows<2>(counts));
   check_launch("count_experts");
 }
 

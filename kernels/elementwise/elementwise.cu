@@ -16,7 +16,14 @@ using internal::Nest;
 using internal::nest;
 
 constexpr int kThreads = 256;
-constexpr int kPacks = 4;  // per thread, whose loads are in flight together
+// Packs per thread whose loads, of 64 bytes, are in flight together: with more,
+// fewer threads fit and reads alternate with writes.
+template <int kN, class... X>
+constexpr int kPacks =
+    sizeof...(X) == 0
+        ? 4
+        : static_cast<int>(std::clamp<size_t>(
+              64 / std::max<size_t>(kN * (sizeof(X) + ... + 0), 1), 1, 4));
 
 // A nest in device code, its inner dimension cut into packs of one size.
 template <int N>
@@ -71,11 +78,12 @@ Loop<N> loop_of(const Nest<N>& from, int per_pack) {
 template <int kN, class F, size_t... I, class Y, class... X>
 __device__ void map_some(F f, const Loop<1 + sizeof...(X)>& loop,
                          std::index_sequence<I...>, Y* y, const X*... x) {
-  const int64_t first = int64_t{blockIdx.x} * (kThreads * kPacks) + threadIdx.x;
-  std::tuple<Pack<X, kN>...> in[kPacks];
-  int64_t to[kPacks];
+  constexpr int kEach = kPacks<kN, X...>;
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kEach) + threadIdx.x;
+  std::tuple<Pack<X, kN>...> in[kEach];
+  int64_t to[kEach];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kEach; ++p) {
     const int64_t i = first + p * kThreads;
     if (i >= loop.packs) continue;
     const auto offsets = loop.offsets(i, kN);
@@ -85,7 +93,7 @@ __device__ void map_some(F f, const Loop<1 + sizeof...(X)>& loop,
      ...);
   }
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kEach; ++p) {
     if (first + p * kThreads >= loop.packs) continue;
     Pack<Y, kN> out;
 #pragma unroll
@@ -128,7 +136,7 @@ void launch_packs(const Launch& l, F f, const Nest<1 + sizeof...(X)>& from,
     return;
   }
   const auto blocks =
-      static_cast<unsigned>(ceil_div(loop.packs, kThreads * kPacks));
+      static_cast<unsigned>(ceil_div(loop.packs, kThreads * kPacks<kN, X...>));
   map_packs<kN><<<blocks, kThreads, 0, stream_of(l)>>>(f, loop, y, x...);
 }
 
@@ -222,19 +230,36 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
-// One cluster, whose threads take elements in turn.
+// One cluster, whose threads take packs of the elements' order in turn. kWhole:
+// the elements lie side by side, on a pack; the order of sums is the same.
 constexpr int kSumThreads = 1024;
-template <class T>
+template <bool kWhole, class T>
 __global__ void __launch_bounds__(kSumThreads)
-    add_up(Loop<1> loop, const T* x, Accumulator<T>* y) {
+    add_up(const __grid_constant__ Loop<1> loop, const T* x,
+           Accumulator<T>* y) {
   using A = Accumulator<T>;
-  A sum = 0;
-#pragma unroll 4
-  for (int64_t i = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
-       i < loop.packs; i += int64_t{kCluster} * kSumThreads) {
-    sum += load(x[loop.offsets(i, 1).at[0]]);
+  constexpr int kN = Pack<T>::kSize;
+  constexpr int64_t kStep = int64_t{kCluster} * kSumThreads;
+  const int64_t full = kWhole ? loop.packs / kN : 0;  // packs
+  A sum[kN] = {};
+  int64_t i = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
+#pragma unroll 8
+  for (; i < full; i += kStep) {
+    const Pack<T> v = reinterpret_cast<const Pack<T>*>(x)[i];
+#pragma unroll
+    for (int e = 0; e < kN; ++e) sum[e] += load(v.at[e]);
   }
-  const A total = cluster_sum(block_sum<kSumThreads>(sum));
+  for (; i * kN < loop.packs; i += kStep) {
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
+      if (i * kN + e >= loop.packs) break;
+      sum[e] += load(x[loop.offsets(i * kN + e, 1).at[0]]);
+    }
+  }
+  A all = 0;
+#pragma unroll
+  for (int e = 0; e < kN; ++e) all += sum[e];
+  const A total = cluster_sum(block_sum<kSumThreads>(all));
   if (blockIdx.x == 0 && threadIdx.x == 0) *y = total;
 }
 
@@ -283,8 +308,10 @@ void sum(Launch l, View<const T> x, View<Accumulator<T>> y) {
   if (x.elements() > 0) loop = loop_of(nest<1>(x.shape, {x.strides}), 1);
   CHECK(loop.outer == 0 || loop.packs <= std::numeric_limits<int32_t>::max())
       << "[sum] x is " << describe(x);
-  launch_clusters(l, add_up<T>, dim3(kCluster), kSumThreads, 0, loop, x.data,
-                  y.data);
+  const bool whole = loop.outer == 0 && loop.stride[0][0] == 1 &&
+                     reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  launch_clusters(l, whole ? add_up<true, T> : add_up<false, T>, dim3(kCluster),
+                  kSumThreads, 0, loop, x.data, y.data);
   check_launch("sum");
 }
 

@@ -50,11 +50,11 @@ __device__ void add_rows(Rows<const T, 2> dy, const int32_t* token, int count,
   }
 }
 
-// One block a token. The first token of an id owns that row of the table: it
-// looks for the later ones and adds all of them in order, so no two blocks meet
-// and the order is that of the tokens. Looking reads the ids once per token,
-// from the L2 cache; the rows are 1000 times more as long as a batch has fewer
-// than a million tokens.
+// Without a workspace. One block a token. The first token of an id owns that
+// row of the table: it looks for the later ones and adds all of them in order,
+// so no two blocks meet and the order is that of the tokens. Looking reads the
+// ids once per token, from the L2 cache; the rows are 1000 times more as long
+// as a batch has fewer than a million tokens.
 constexpr int kIdsEach = 4;
 constexpr int kIdsAtOnce = kThreads * kIdsEach;
 
@@ -127,8 +127,13 @@ void embedding_forward(Launch l, View<const int32_t> ids, View<const T> table,
 
 template <class T>
 void embedding_backward(Launch l, View<const int32_t> ids, View<const T> dy,
-                        View<Accumulator<T>> dtable, int64_t padding_id) {
+                        View<Accumulator<T>> dtable, int64_t padding_id,
+                        std::byte* workspace) {
   if (dy.elements() == 0) return;
+  if (workspace != nullptr && ids.size(0) > kMostTokensUngrouped) {
+    return embedding_backward_grouped<T>(l, ids, dy, dtable, padding_id,
+                                         workspace);
+  }
   const auto run = [&]<bool kWhole>() {
     backward<kWhole, T>
         <<<static_cast<unsigned>(ids.size(0)), kThreads, 0, stream_of(l)>>>(
@@ -155,7 +160,7 @@ void embedding_backward(Launch l, View<const int32_t> ids, View<const T> dy,
   template void embedding_forward(Launch, View<const int32_t>, View<const T>,  \
                                   View<T>);                                    \
   template void embedding_backward(Launch, View<const int32_t>, View<const T>, \
-                                   View<Accumulator<T>>, int64_t);
+                                   View<Accumulator<T>>, int64_t, std::byte*);
 TAPELINE_EMBEDDING(float)
 TAPELINE_EMBEDDING(bf16)
 TAPELINE_EMBEDDING(double)

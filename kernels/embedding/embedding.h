@@ -8,6 +8,8 @@
 // input. Memory-bound: reads and writes T rows.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/kernel.h"
 
 namespace tapeline {
@@ -16,9 +18,15 @@ template <class T>
 void embedding_forward(Launch l, View<const int32_t> ids_T,
                        View<const T> table_VD, View<T> y_TD);
 
+// `workspace` is aligned to 16 bytes; without one, a GPU looks through all ids
+// for each token.
 template <class T>
 void embedding_backward(Launch l, View<const int32_t> ids_T,
                         View<const T> dy_TD, View<Accumulator<T>> dtable_VD,
-                        int64_t padding_id = -1);
+                        int64_t padding_id = -1,
+                        std::byte* workspace = nullptr);
+// May be 0.
+size_t embedding_backward_workspace_bytes(const Launch& l, int64_t tokens,
+                                          int64_t vocabulary);
 
 }  // namespace tapeline

@@ -48,15 +48,24 @@ void embedding_forward(Launch l, View<const int32_t> ids_T,
       });
 }
 
+size_t embedding_backward_workspace_bytes(const Launch& l, int64_t tokens,
+                                          int64_t vocabulary) {
+  if (kCuda && l.on_cuda() && tokens > cuda::kMostTokensUngrouped) {
+    return cuda::embedding_grouped_bytes(tokens, vocabulary);
+  }
+  return 0;
+}
+
 template <class T>
 void embedding_backward(Launch l, View<const int32_t> ids_T,
                         View<const T> dy_TD, View<Accumulator<T>> dtable_VD,
-                        int64_t padding_id) {
+                        int64_t padding_id, std::byte* workspace) {
   if (l.dry) return;
   using A = Accumulator<T>;
   check("embedding_backward", ids_T, dtable_VD, dy_TD);
   if (kCuda && l.on_cuda()) {
-    return cuda::embedding_backward(l, ids_T, dy_TD, dtable_VD, padding_id);
+    return cuda::embedding_backward(l, ids_T, dy_TD, dtable_VD, padding_id,
+                                    workspace);
   }
   check_ids("embedding_backward", ids_T, dtable_VD.size(0));
   // Each column is one thread's, which walks the tokens in order: two tokens of
@@ -79,7 +88,7 @@ void embedding_backward(Launch l, View<const int32_t> ids_T,
   template void embedding_forward(Launch, View<const int32_t>, View<const T>,  \
                                   View<T>);                                    \
   template void embedding_backward(Launch, View<const int32_t>, View<const T>, \
-                                   View<Accumulator<T>>, int64_t);
+                                   View<Accumulator<T>>, int64_t, std::byte*);
 TAPELINE_EMBEDDING(float)
 TAPELINE_EMBEDDING(bf16)
 TAPELINE_EMBEDDING(double)

@@ -37,9 +37,24 @@ TEST(GroupedMatmulPath, NothingToDoIsPlain) {
 }
 
 TEST(GroupedMatmulPath, CoordinatesFitInt32) {
-  EXPECT_FALSE(grouped_matmul_path(Pass::kForward, DType::kBf16, 8,
-                                   int64_t{1} << 31, 512, 256, true)
-                   .wgmma);
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const auto wgmma = [](Pass pass, int64_t experts, int64_t rows, int64_t f,
+                        int64_t d) {
+    return grouped_matmul_path(pass, DType::kBf16, experts, rows, f, d, true)
+        .wgmma;
+  };
+  for (Pass pass : {Pass::kForward, Pass::kDgrad, Pass::kWgrad}) {
+    EXPECT_TRUE(wgmma(pass, 8, kMost - 8, 64, 64));
+    EXPECT_FALSE(wgmma(pass, 8, kMost, 64, 64));
+    EXPECT_FALSE(wgmma(pass, 1, 128, kMost, 8));
+    EXPECT_FALSE(wgmma(pass, 1, 128, 8, kMost));
+  }
+  // Numbers of tiles: of y, of dx, and of all dw.
+  EXPECT_FALSE(wgmma(Pass::kForward, 8, kMost / 4, 65536, 8));
+  EXPECT_TRUE(wgmma(Pass::kDgrad, 8, kMost / 4, 65536, 8));
+  EXPECT_FALSE(wgmma(Pass::kDgrad, 8, kMost / 4, 8, 65536));
+  EXPECT_FALSE(wgmma(Pass::kWgrad, 65536, 128, 8192, 65536));
+  EXPECT_TRUE(wgmma(Pass::kWgrad, 256, 128, 8192, 65536));
 }
 
 TEST(GroupedMatmulPath, StridesDecideAlignment) {

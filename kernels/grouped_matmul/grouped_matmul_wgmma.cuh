@@ -7,9 +7,7 @@
 //
 // Every block walks the experts' offsets and takes each gridDim-th tile, so no
 // row count ever reaches the host. One thread loads tiles of A and B by TMA
-// into a ring; two warpgroups multiply. Either each takes 64 of a tile's 128
-// rows, or they take turns at whole tiles, so that one stores while the other
-// multiplies.
+// into a ring; two warpgroups multiply, each 64 of a tile's 128 rows.
 // Rows need no padding: a load may run into the next expert's rows (or be
 // zero-filled past the last), which fills accumulator rows that are not stored.
 // Where rows are summed over (wgrad) what lies behind the expert's last row is
@@ -43,8 +41,7 @@ constexpr int kPanelBytes = 64 * kPanelRowBytes;
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 
-template <GroupedMatmulPass pass, int bn, int stages, int cluster = 1,
-          bool turns = false>
+template <GroupedMatmulPass pass, int bn, int stages, int cluster>
 struct Config {
   static constexpr GroupedMatmulPass kPass = pass;
   static constexpr bool kWgrad = pass == GroupedMatmulPass::kWgrad;
@@ -52,10 +49,7 @@ struct Config {
   static constexpr int kStages = stages;
   // Blocks that take tiles one below the other and share B by multicast.
   static constexpr int kCluster = cluster;
-  // Whether warpgroups take turns at tiles.
-  static constexpr bool kTurns = turns;
-  // Of 64 rows, of a warpgroup.
-  static constexpr int kHalves = turns ? 2 : 1;
+  static_assert(kCluster > 1);
 
   static constexpr Major kAMajor = kWgrad ? kMajorMN : kMajorK;
   static constexpr Major kBMajor =
@@ -67,10 +61,9 @@ struct Config {
   // Two panels a warpgroup: one is written while the other is being read.
   static constexpr int kStagingBytes = kConsumers * 2 * kPanelBytes;
   static constexpr int kSharedBytes =
-      kRingBytes + kStagingBytes +
-      (2 * kStages + kConsumers) * int{sizeof(Barrier)};
+      kRingBytes + kStagingBytes + 2 * kStages * int{sizeof(Barrier)};
   static_assert(kSharedBytes <= 227 * 1024);
-  static_assert(kBn % 64 == 0 && kHalves * kBn <= 256);
+  static_assert(kBn % 64 == 0 && kBn <= 256);
 };
 
 struct Problem {
@@ -159,11 +152,7 @@ __device__ void produce(const CUtensorMap& a_map, const CUtensorMap& b_map,
       empty[ring.slot].wait(ring.parity() ^ 1);
       ready.arrive_expect(bytes);
       const auto load_b = [&](int offset, auto... at) {
-        if constexpr (C::kCluster == 1) {
-          tma_load(b + offset, b_map, ready, at...);
-        } else {
-          tma_load_multicast(b + offset, b_map, ready, kAll, at...);
-        }
+        tma_load_multicast(b + offset, b_map, ready, kAll, at...);
       };
       // Each block of a cluster loads its share of B: of the columns where they
       // are rows of the panel, else of k.
@@ -200,7 +189,7 @@ __device__ void produce(const CUtensorMap& a_map, const CUtensorMap& b_map,
 // Two warpgroups: the sums of one tile after the other.
 template <class C>
 struct Consumer {
-  using Sums = float[C::kHalves][C::kBn / 2];
+  using Sums = float[C::kBn / 2];
 
   const Problem& p;
   const CUtensorMap& c_map;
@@ -208,11 +197,9 @@ struct Consumer {
   uint32_t staging;  // two panels of this warpgroup
   Barrier* full;
   Barrier* empty;
-  Barrier* turns;  // of each warpgroup
   int rank;
   Ring<C::kStages> ring = {};
   uint32_t panel = 0;  // of the two
-  uint32_t taken = 0;  // turns
 
   __device__ int warpgroup() const { return threadIdx.x / 128; }
   __device__ int thread() const { return threadIdx.x % 128; }
@@ -223,18 +210,13 @@ struct Consumer {
 
   // This warp no longer reads the slot.
   __device__ void release(int slot) {
-    if constexpr (C::kCluster == 1) {
-      if (lane() == 0) empty[slot].arrive();
-    } else {
-      if (lane() < C::kCluster) empty[slot].arrive_at(lane());
-    }
+    if (lane() < C::kCluster) empty[slot].arrive_at(lane());
   }
 
-  __device__ void multiply(float (&acc)[C::kBn / 2], int slot, int half,
-                           int step) const {
+  __device__ void multiply(Sums& acc, int slot, int step) const {
     const uint32_t at = slots + slot * C::kSlotBytes;
-    const uint64_t a =
-        matrix_descriptor<C::kAMajor>(at + half * kPanelBytes, kPanelBytes);
+    const uint64_t a = matrix_descriptor<C::kAMajor>(
+        at + warpgroup() * kPanelBytes, kPanelBytes);
     const uint64_t b =
         matrix_descriptor<C::kBMajor>(at + C::kABytes, kPanelBytes);
     wgmma<C::kBn, C::kAMajor, C::kBMajor>(
@@ -243,61 +225,37 @@ struct Consumer {
   }
 
   // Sums over `blocks` blocks of k, of whose last only `tail` rows belong to
-  // the expert (wgrad; 0: all), for the first kHalves. One block's multiplies
-  // are still running when the next one's are issued, so a slot is released one
-  // later.
-  template <int kHalves>
+  // the expert (wgrad; 0: all). One block's multiplies are still running when
+  // the next one's are issued, so a slot is released one later.
   __device__ void sum(Sums& acc, int blocks, int tail) {
-    const int first = C::kTurns ? 0 : warpgroup();
-    const auto pin = [&] {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) wgmma_pin(acc[half]);
-    };
     int last = -1;
     for (int block = 0; block < blocks; ++block) {
       full[ring.slot].wait(ring.parity());
       if constexpr (C::kWgrad) {
         if (tail > 0 && block == blocks - 1) drop_rows(ring.slot, tail);
       }
-      pin();
+      wgmma_pin(acc);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kBk / 16; ++step) {
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          multiply(acc[half], ring.slot, first + half, step);
-        }
+        multiply(acc, ring.slot, step);
       }
       wgmma_commit();
-      pin();
+      wgmma_pin(acc);
       wgmma_wait<1>();
       if (block > 0) release(last);
       last = ring.slot;
       ring.next();
     }
-    end_turn();
     wgmma_wait<0>();
-    pin();
+    wgmma_pin(acc);
     if (blocks > 0) release(last);
-  }
-
-  // A warpgroup waits for a tile's slots only once the other has seen all of
-  // those before filled, since a parity tells no more than two rounds apart.
-  __device__ void take_turn() {
-    if constexpr (C::kTurns) {
-      turns[warpgroup()].wait((taken++ & 1) ^ (warpgroup() == 0 ? 1 : 0));
-    }
-  }
-  __device__ void end_turn() {
-    if constexpr (C::kTurns) {
-      if (leads()) turns[warpgroup() ^ 1].arrive();
-    }
   }
 
   // Zeroes all but the first `rows` rows of k in both operands.
   __device__ void drop_rows(int slot, int rows) const {
     constexpr int kPanels = C::kSlotBytes / kPanelBytes;
-    constexpr int kAll = C::kTurns ? 128 : kConsumers * 128;
+    constexpr int kAll = kConsumers * 128;
     const int pieces = (kBk - rows) * (kPanelRowBytes / 16);
     const uint32_t from = slots + slot * C::kSlotBytes + rows * kPanelRowBytes;
     for (int i = threadIdx.x % kAll; i < pieces; i += kAll) {
@@ -307,11 +265,7 @@ struct Consumer {
       }
     }
     fence_async();
-    if constexpr (C::kTurns) {
-      sync();
-    } else {
-      named_barrier_sync(1 + kConsumers, kAll);
-    }
+    named_barrier_sync(1 + kConsumers, kAll);
   }
 
   // The panel to write next, once its last store has read it.
@@ -324,8 +278,8 @@ struct Consumer {
 
   // 64 rows of y or dx, 64 columns at a time through a panel; `rows` of them
   // are the expert's.
-  __device__ void store_rows(const float (&acc)[C::kBn / 2], const Tile& t,
-                             int64_t row, int rows) {
+  __device__ void store_rows(const Sums& acc, const Tile& t, int64_t row,
+                             int rows) {
     const int l = lane();
 #pragma unroll
     for (int part = 0; part < C::kBn / 64; ++part) {
@@ -364,8 +318,7 @@ struct Consumer {
   }
 
   // Adds 64 rows to dw[e], 32 columns at a time through a panel.
-  __device__ void add_by_tma(const float (&acc)[C::kBn / 2], const Tile& t,
-                             int row) {
+  __device__ void add_by_tma(const Sums& acc, const Tile& t, int row) {
     const int g = lane() / 4, c = lane() % 4;
     const bool odd = g & 1;
 #pragma unroll
@@ -403,20 +356,14 @@ struct Consumer {
   // What this warpgroup has of a tile.
   __device__ void run(const Tile& t) {
     const int blocks = blocks_of_k<C>(p, t);
-    const int m = t.m + rank * kBm + (C::kTurns ? 0 : warpgroup() * 64);
+    const int m = t.m + rank * kBm + warpgroup() * 64;
     const int rows = t.end - t.begin;
     Sums acc;
 #pragma unroll
-    for (auto& half : acc) {
-#pragma unroll
-      for (float& x : half) x = 0;
-    }
+    for (float& x : acc) x = 0;
     if constexpr (C::kWgrad) {
-      sum<C::kHalves>(acc, blocks, rows % kBk);
-#pragma unroll
-      for (int half = 0; half < C::kHalves; ++half) {
-        add_by_tma(acc[half], t, m + half * 64);
-      }
+      sum(acc, blocks, rows % kBk);
+      add_by_tma(acc, t, m);
     } else if (m >= rows) {
       // The cluster's other block shares the slots.
       for (int block = 0; block < blocks; ++block) {
@@ -424,30 +371,15 @@ struct Consumer {
         release(ring.slot);
         ring.next();
       }
-      end_turn();
-    } else if (C::kHalves == 1 || m + 64 >= rows) {
-      sum<1>(acc, blocks, 0);
-      store_rows(acc[0], t, static_cast<int64_t>(t.begin) + m, rows - m);
     } else {
-      sum<C::kHalves>(acc, blocks, 0);
-#pragma unroll
-      for (int half = 0; half < C::kHalves; ++half) {
-        const int at = m + half * 64;
-        store_rows(acc[half], t, static_cast<int64_t>(t.begin) + at, rows - at);
-      }
+      sum(acc, blocks, 0);
+      store_rows(acc, t, static_cast<int64_t>(t.begin) + m, rows - m);
     }
   }
 
   __device__ void run(TilesOf<C> tiles) {
     Tile t;
-    for (int i = 0; tiles.next(t); ++i) {
-      if (C::kTurns && i % kConsumers != warpgroup()) {
-        ring.skip(blocks_of_k<C>(p, t));
-      } else {
-        take_turn();
-        run(t);
-      }
-    }
+    while (tiles.next(t)) run(t);
     // Shared memory outlives the stores that read it.
     if (leads()) wait_stores_read<0>();
   }
@@ -465,8 +397,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Barrier* const full =
       reinterpret_cast<Barrier*>(shared + C::kRingBytes + C::kStagingBytes);
   Barrier* const empty = full + C::kStages;
-  Barrier* const turns = empty + C::kStages;
-  const int rank = C::kCluster == 1 ? 0 : static_cast<int>(cluster_rank());
+  const int rank = static_cast<int>(cluster_rank());
   const int warpgroup = threadIdx.x / 128;
 
   if (threadIdx.x == 0) {
@@ -476,16 +407,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < C::kStages; ++i) {
       full[i].init(1);
       // By each warp that reads the slot.
-      empty[i].init(C::kCluster * 128 / kWarp * (C::kTurns ? 1 : kConsumers));
+      empty[i].init(C::kCluster * 128 / kWarp * kConsumers);
     }
-    for (int i = 0; i < kConsumers; ++i) turns[i].init(1);
     fence_barriers();
   }
-  if constexpr (C::kCluster == 1) {
-    __syncthreads();
-  } else {
-    cluster_sync();
-  }
+  cluster_sync();
 
   const TilesOf<C> tiles(p, blockIdx.x / C::kCluster, gridDim.x / C::kCluster);
   if (warpgroup == kConsumers) {
@@ -498,12 +424,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     take_registers<kConsumerRegisters>();
     Consumer<C> consumer{
         p,    c_map, slots, staging + warpgroup * 2 * kPanelBytes,
-        full, empty, turns, rank};
+        full, empty, rank};
     consumer.run(tiles);
     __syncwarp();
   }
   // The other block may still write here, or arrive.
-  if constexpr (C::kCluster > 1) cluster_sync();
+  cluster_sync();
 }
 
 // `group`: most tiles (of a whole cluster) in a group.

@@ -39,9 +39,11 @@ void indexer_select(Launch l, View<const T> q_THD, View<const T> k_SD,
                     double scale, int selected, View<int32_t> ids_TK,
                     std::byte* workspace);
 
-// Bytes of `workspace`, aligned for Accumulator<T>.
+// Bytes of `workspace`, aligned for Accumulator<T>: up to 128 rows of scores,
+// or 512 on CUDA, where fewer would leave processors idle.
 template <class T>
-size_t indexer_select_workspace_bytes(int64_t tokens, int64_t keys);
+size_t indexer_select_workspace_bytes(const Launch& l, int64_t tokens,
+                                      int64_t keys);
 
 // `pairs` counts (query, key) pairs in range.
 template <class T>

@@ -23,7 +23,7 @@ struct Indexer {
     end.assign(N, static_cast<int32_t>(S));
     scores.resize(N * S);
     ids.resize(N * K);
-    workspace.resize(indexer_select_workspace_bytes<T>(N, S));
+    workspace.resize(indexer_select_workspace_bytes<T>(launch(), N, S));
   }
   KeyRange range() const { return {view_of(begin, {N}), view_of(end, {N})}; }
   double scale() const { return 1 / std::sqrt(static_cast<double>(D)); }

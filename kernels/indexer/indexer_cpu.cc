@@ -20,8 +20,11 @@ using internal::Rows;
 
 // Queries that share a tile of keys while it is in the cache.
 constexpr int64_t kQueriesPerChunk = 8;
-// Rows of scores that indexer_select holds: enough chunks for many threads.
-constexpr int64_t kRowsInWorkspace = 128;
+// Rows of scores that indexer_select holds: enough chunks for many threads, or
+// blocks for all processors of a GPU.
+int64_t rows_in_workspace(const Launch& l, int64_t tokens) {
+  return std::min<int64_t>(tokens, l.on_cuda() ? 512 : 128);
+}
 
 template <class T>
 struct Indexer {
@@ -98,8 +101,9 @@ void indexer_scores(Launch l, View<const T> q_THD, View<const T> k_SD,
 }
 
 template <class T>
-size_t indexer_select_workspace_bytes(int64_t tokens, int64_t keys) {
-  return static_cast<size_t>(std::min(tokens, kRowsInWorkspace)) * keys *
+size_t indexer_select_workspace_bytes(const Launch& l, int64_t tokens,
+                                      int64_t keys) {
+  return static_cast<size_t>(rows_in_workspace(l, tokens) * keys) *
          sizeof(Accumulator<T>);
 }
 
@@ -115,13 +119,14 @@ void indexer_select(Launch l, View<const T> q_THD, View<const T> k_SD,
   CHECK((ids_TK.shape == Shape{indexer.tokens, selected}))
       << "[indexer_select] shapes: q is " << describe(q_THD) << ", ids is "
       << describe(ids_TK) << ", selected is " << selected;
+  const int64_t most = rows_in_workspace(l, indexer.tokens);
   if (kCuda && l.on_cuda()) {
     return cuda::indexer_select<T>(l, q_THD, k_SD, w_TH, range, scale, selected,
-                                   ids_TK, workspace, kRowsInWorkspace);
+                                   ids_TK, workspace, most);
   }
   check_key_ranges("indexer_select", range, indexer.tokens, indexer.keys);
-  for (int64_t row = 0; row < indexer.tokens; row += kRowsInWorkspace) {
-    const int64_t rows = std::min(kRowsInWorkspace, indexer.tokens - row);
+  for (int64_t row = 0; row < indexer.tokens; row += most) {
+    const int64_t rows = std::min(most, indexer.tokens - row);
     const View<A> scores(reinterpret_cast<A*>(workspace), {rows, indexer.keys});
     l.threads->parallel_for(
         rows, kQueriesPerChunk, [&](int64_t first, int64_t last) {
@@ -154,17 +159,18 @@ Cost indexer_select_cost(int64_t tokens, int64_t keys, int64_t heads,
               t * (heads * sizeof(Accumulator<T>) + selected * 4)};
 }
 
-#define TAPELINE_INDEXER(T)                                                \
-  template void indexer_scores<T>(Launch, View<const T>, View<const T>,    \
-                                  View<const Accumulator<T>>, KeyRange,    \
-                                  double, View<Accumulator<T>>);           \
-  template void indexer_select<T>(Launch, View<const T>, View<const T>,    \
-                                  View<const Accumulator<T>>, KeyRange,    \
-                                  double, int, View<int32_t>, std::byte*); \
-  template size_t indexer_select_workspace_bytes<T>(int64_t, int64_t);     \
-  template Cost indexer_scores_cost<T>(int64_t, int64_t, int64_t, int64_t, \
-                                       int64_t);                           \
-  template Cost indexer_select_cost<T>(int64_t, int64_t, int64_t, int64_t, \
+#define TAPELINE_INDEXER(T)                                                 \
+  template void indexer_scores<T>(Launch, View<const T>, View<const T>,     \
+                                  View<const Accumulator<T>>, KeyRange,     \
+                                  double, View<Accumulator<T>>);            \
+  template void indexer_select<T>(Launch, View<const T>, View<const T>,     \
+                                  View<const Accumulator<T>>, KeyRange,     \
+                                  double, int, View<int32_t>, std::byte*);  \
+  template size_t indexer_select_workspace_bytes<T>(const Launch&, int64_t, \
+                                                    int64_t);               \
+  template Cost indexer_scores_cost<T>(int64_t, int64_t, int64_t, int64_t,  \
+                                       int64_t);                            \
+  template Cost indexer_select_cost<T>(int64_t, int64_t, int64_t, int64_t,  \
                                        int64_t, int64_t);
 TAPELINE_INDEXER(float)
 TAPELINE_INDEXER(bf16)

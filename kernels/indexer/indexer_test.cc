@@ -30,7 +30,11 @@ struct Problem {
         w({c.tokens(), c.heads}, gap),
         scores({c.tokens(), c.keys}, gap),
         workspace({static_cast<int64_t>(
-            indexer_select_workspace_bytes<T>(c.tokens(), c.keys) /
+            // Either side may run.
+            std::max(
+                indexer_select_workspace_bytes<T>(launch(), c.tokens(), c.keys),
+                indexer_select_workspace_bytes<T>(Launch{}, c.tokens(),
+                                                  c.keys)) /
             sizeof(A))}),
         begin({c.tokens()}),
         end({c.tokens()}),
@@ -182,12 +186,22 @@ TEST(Indexer, ThreadsDoNotChangeABit) {
 }
 
 TEST(Indexer, SelectionWorksInTilesOfRows) {
-  const size_t one = indexer_select_workspace_bytes<float>(1, 1000);
+  const Launch cpu{}, gpu{.kind = DeviceKind::kCuda};
+  const auto bytes = [](const Launch& l, int64_t tokens) {
+    return indexer_select_workspace_bytes<float>(l, tokens, 1000);
+  };
+  const size_t one = bytes(cpu, 1);
   EXPECT_EQ(one, 4000u);
-  EXPECT_EQ(indexer_select_workspace_bytes<float>(128, 1000), 128 * one);
-  EXPECT_EQ(indexer_select_workspace_bytes<float>(100000, 1000), 128 * one);
-  EXPECT_EQ(indexer_select_workspace_bytes<double>(1, 1000), 2 * one);
-  EXPECT_EQ(indexer_select_workspace_bytes<bf16>(1, 1000), one);
+  EXPECT_EQ(bytes(gpu, 1), one);
+  EXPECT_EQ(bytes(cpu, 128), 128 * one);
+  EXPECT_EQ(bytes(cpu, 100000), 128 * one);
+  EXPECT_EQ(bytes(gpu, 511), 511 * one);
+  EXPECT_EQ(bytes(gpu, 100000), 512 * one);
+  EXPECT_EQ(indexer_select_workspace_bytes<double>(cpu, 1, 1000), 2 * one);
+  EXPECT_EQ(indexer_select_workspace_bytes<bf16>(cpu, 1, 1000), one);
+  // 2^31 scores and more.
+  EXPECT_EQ(indexer_select_workspace_bytes<float>(gpu, 4096, 1 << 23),
+            (size_t{512} << 23) * 4);
 }
 
 // Queries are orthogonal to all keys but some: scores of 0 decide by index.

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cuda_tile.cuh"
 #include "kernels/matmul/matmul_cuda.h"
 
@@ -55,6 +57,65 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+template <class T, class C>
+void launch_plain(const Launch& l, const View<const T>& a,
+                  const View<const T>& b, const View<C>& c,
+                  const MatmulOptions& options) {
+  const int64_t blocks =
+      c.size(0) * ceil_div(c.size(1), kTile) * ceil_div(c.size(2), kTile);
+  plain<T, C><<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
+      factor(a, options.transpose_a), factor(b, !options.transpose_b),
+      rows<3>(c), a.size(options.transpose_a ? 1 : 2),
+      static_cast<Accumulator<T>>(options.alpha), options.accumulate);
+  check_launch("matmul");
+}
+
+// c += product, one element a thread.
+__global__ void __launch_bounds__(kTileThreads)
+    add_products(const float* product, Rows<bf16, 3> c) {
+  const int64_t at = int64_t{blockIdx.x} * kTileThreads + threadIdx.x;
+  const int64_t j = at % c.size[2], row = at / c.size[2];
+  const int64_t batch = row / c.size[1];
+  if (batch >= c.size[0]) return;
+  bf16& out = c(batch, row % c.size[1], j);
+  store(out, load(out) + product[at]);
+}
+
+// c += a b by way of f32 products (matmul_cuda.h), for as many whole matrices,
+// or else rows of one, as there is memory for.
+void accumulate_bf16(const Launch& l, const View<const bf16>& a,
+                     const View<const bf16>& b, const View<bf16>& c,
+                     const MatmulOptions& options) {
+  const int64_t batches = c.size(0), m = c.size(1), n = c.size(2);
+  const int64_t each = std::clamp<int64_t>(kProducts / (m * n), 1, batches);
+  const int64_t step = std::clamp<int64_t>(kProducts / n, 1, m);
+  MatmulOptions product_options = options;
+  product_options.accumulate = false;
+  for (int64_t batch = 0; batch < batches; batch += each) {
+    const int64_t next = std::min(batch + each, batches);
+    const auto b_part = b.slice(0, batch, next);
+    for (int64_t i = 0; i < m; i += step) {
+      const int64_t end = std::min(i + step, m);
+      const auto a_part =
+          a.slice(0, batch, next).slice(options.transpose_a ? 2 : 1, i, end);
+      const auto c_part = c.slice(0, batch, next).slice(1, i, end);
+      if (n <= kProducts) {
+        const View<float> product(matmul_products(l), c_part.shape);
+        if (matmul_lt<bf16, float>(l, a_part, b_part, product,
+                                   product_options)) {
+          add_products<<<static_cast<unsigned>(
+                             ceil_div(product.elements(), kTileThreads)),
+                         kTileThreads, 0, stream_of(l)>>>(product.data,
+                                                          rows<3>(c_part));
+          check_launch("matmul");
+          continue;
+        }
+      }
+      launch_plain<bf16, bf16>(l, a_part, b_part, c_part, options);
+    }
+  }
+}
+
 }  // namespace
 
 template <class T, class C>
@@ -62,16 +123,13 @@ void matmul(Launch l, View<const T> a, View<const T> b, View<C> c,
             MatmulOptions options) {
   const int64_t depth = a.size(options.transpose_a ? 1 : 2);
   if (c.elements() == 0 || (depth == 0 && options.accumulate)) return;
+  if constexpr (std::is_same_v<C, bf16>) {
+    if (options.accumulate) return accumulate_bf16(l, a, b, c, options);
+  }
   if constexpr (!std::is_same_v<T, double>) {
     if (depth > 0 && matmul_lt<T, C>(l, a, b, c, options)) return;
   }
-  const int64_t blocks =
-      c.size(0) * ceil_div(c.size(1), kTile) * ceil_div(c.size(2), kTile);
-  plain<T, C><<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
-      factor(a, options.transpose_a), factor(b, !options.transpose_b),
-      rows<3>(c), depth, static_cast<Accumulator<T>>(options.alpha),
-      options.accumulate);
-  check_launch("matmul");
+  launch_plain<T, C>(l, a, b, c, options);
 }
 
 #define TAPELINE_MATMUL(T, C)                                         \

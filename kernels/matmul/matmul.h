@@ -13,8 +13,9 @@
 // single-threaded BLAS, whose results depend on the tile it is given: so they
 // are the same for any number of threads. On CUDA f32 (never TF32) and bf16 are
 // cuBLASLt's, which keeps to one algorithm per problem and sums the parts of a
-// split K in f32 in a fixed order; f64 is a plain kernel. A stream's first call
-// makes its workspace, so it must not be captured in a graph.
+// split K in f32 in a fixed order, and a bf16 c is added to from products in
+// f32; f64 is a plain kernel. A stream's first call makes its workspace, so it
+// must not be captured in a graph.
 #pragma once
 
 #include "kernels/kernel.h"

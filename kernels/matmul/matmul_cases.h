@@ -25,6 +25,13 @@ inline std::vector<MatmulCase> matmul_cases() {
         cases.push_back({0, 130, 140, 67, o, /*gap=*/3});
         cases.push_back({3, 9, 17, 5, o, /*gap=*/1});
         cases.push_back({2, 65, 33, 8, o, /*gap=*/0, /*shared_b=*/true});
+        // Of those that libraries have their fastest kernels for, which must
+        // not round a product to bf16 before they add it to c.
+        if (accumulate) {
+          cases.push_back({0, 256, 512, 384, o});
+          cases.push_back({0, 256, 512, 384, o, /*gap=*/8});
+          cases.push_back({5, 64, 128, 96, o});
+        }
       }
     }
   }

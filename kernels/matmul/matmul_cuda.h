@@ -19,4 +19,11 @@ template <class T, class C>
 bool matmul_lt(Launch l, View<const T> a, View<const T> b, View<C> c,
                MatmulOptions options);
 
+// Some of cuBLASLt's algorithms round a product to bf16 before they add it to
+// c, and nothing that it tells of an algorithm says which. So a bf16 c gets its
+// products by way of f32: this many of them at a time, in memory of the stream
+// that is made on its first such call and kept.
+inline constexpr int64_t kProducts = int64_t{8} << 20;
+float* matmul_products(Launch l);
+
 }  // namespace tapeline::cuda

@@ -38,7 +38,7 @@ struct Library {
   cublasLtHandle_t handle;
   std::mutex mutex;
   std::map<Key, Plan> plans;
-  std::map<cudaStream_t, void*> workspaces;
+  std::map<cudaStream_t, void*> workspaces, products;
 
   Library() { check(cublasLtCreate(&handle), "cublasLtCreate"); }
   static Library& get() {
@@ -53,10 +53,14 @@ struct Library {
     return found->second;
   }
   void* workspace(cudaStream_t stream) {
+    return made_once(workspaces, stream, kWorkspaceBytes);
+  }
+  void* made_once(std::map<cudaStream_t, void*>& of, cudaStream_t stream,
+                  size_t size) {
     const std::lock_guard<std::mutex> lock(mutex);
-    void*& bytes = workspaces[stream];
+    void*& bytes = of[stream];
     if (bytes == nullptr) {
-      const cudaError_t error = cudaMalloc(&bytes, kWorkspaceBytes);
+      const cudaError_t error = cudaMalloc(&bytes, size);
       CHECK(error == cudaSuccess)
           << "[matmul] workspace: " << cudaGetErrorString(error);
     }
@@ -200,6 +204,12 @@ bool matmul_lt(Launch l, View<const T> a, View<const T> b, View<C> c,
                        plan.workspace_bytes, stream),
         "cublasLtMatmul");
   return true;
+}
+
+float* matmul_products(Launch l) {
+  Library& library = Library::get();
+  return static_cast<float*>(library.made_once(library.products, stream_of(l),
+                                               sizeof(float) * kProducts));
 }
 
 #define TAPELINE_MATMUL_LT(T, C)                                         \

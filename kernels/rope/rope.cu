@@ -7,8 +7,9 @@ namespace tapeline::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Heads per thread, which share its angles.
-constexpr int kHeads = 4;
+// Heads per thread, which share its angles. With more, fewer threads fit into
+// the registers, and reads alternate with writes.
+constexpr int kHeads = 2;
 
 // Frequencies come from the host and travel as an argument of the kernel.
 constexpr int kFrequencies = 256;
@@ -39,7 +40,7 @@ __device__ void load_pairs(T* head, int64_t j, int64_t half,
     Pack<std::remove_const_t<T>, kN> in[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      in[i] = load_pack<kWhole, kN>(head, 2 * j + i, 2 * half);
+      in[i] = load_pack_once<kWhole, kN>(head, 2 * j + i, 2 * half);
     }
 #pragma unroll
     for (int e = 0; e < kN; ++e) {
@@ -47,8 +48,8 @@ __device__ void load_pairs(T* head, int64_t j, int64_t half,
       out[1].at[e] = in[(2 * e + 1) / kN].at[(2 * e + 1) % kN];
     }
   } else {
-    out[0] = load_pack<kWhole, kN>(head, j, half);
-    out[1] = load_pack<kWhole, kN>(head + half, j, half);
+    out[0] = load_pack_once<kWhole, kN>(head, j, half);
+    out[1] = load_pack_once<kWhole, kN>(head + half, j, half);
   }
 }
 template <bool kWhole, bool kInterleaved, int kN, class T>
@@ -63,11 +64,11 @@ __device__ void store_pairs(T* head, int64_t j, int64_t half,
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      store_pack<kWhole>(head, 2 * j + i, 2 * half, out[i]);
+      store_pack_once<kWhole>(head, 2 * j + i, 2 * half, out[i]);
     }
   } else {
-    store_pack<kWhole>(head, j, half, from[0]);
-    store_pack<kWhole>(head + half, j, half, from[1]);
+    store_pack_once<kWhole>(head, j, half, from[0]);
+    store_pack_once<kWhole>(head + half, j, half, from[1]);
   }
 }
 
@@ -75,7 +76,7 @@ __device__ void store_pairs(T* head, int64_t j, int64_t half,
 // Forward reads pairs as they come and writes halves; backward reads halves and
 // turns back.
 template <bool kWhole, bool kInterleaved, bool kBackward, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     turn(Rows<const T, 3> in, Rows<const float, 2> cosines,
          Rows<const float, 2> sines, Rows<T, 3> out) {
   using A = Accumulator<T>;

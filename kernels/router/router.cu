@@ -1,5 +1,7 @@
 // One warp a token: its lanes share the experts.
-#include "kernels/cuda.cuh"
+#include <bit>
+
+#include "kernels/cuda_rows.cuh"
 #include "kernels/router/router_cuda.h"
 
 namespace tapeline::cuda {
@@ -15,7 +17,7 @@ class Scores {
   __device__ Scores(const A* logit, int experts, RouterOptions::Score score)
       : logit_(logit), softmax_(score == RouterOptions::kSoftmax) {
     if (!softmax_) return;
-    const int lane = threadIdx.x;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     A max = logit[0];
     for (int e = lane; e < experts; e += kWarp) {
       max = logit[e] > max ? logit[e] : max;
@@ -142,13 +144,161 @@ __global__ void __launch_bounds__(kWarp)
   }
 }
 
+// The same choice in f32 with all of a token's experts in registers: a lane has
+// kEach neighbouring ones, and a group is one lane's, or that of a power of two
+// of neighbouring lanes. Arithmetic and order of comparisons are those above,
+// but for the order of softmax's sum.
+constexpr int kChooseThreads = 128;
+
+__device__ float value_of(unsigned key) {
+  if (key <= 1) return NAN;
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+template <bool kWhole, int kEach>
+__global__ void __launch_bounds__(kChooseThreads)
+    choose_held(Rows<const float, 2> logits, const float* bias,
+                RouterOptions options, int lanes_per_group,
+                Rows<int32_t, 2> ids) {
+  constexpr int kWarps = kChooseThreads / kWarp, kN = 4;
+  const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  if (t >= logits.size[0]) return;  // a warp as a whole
+  const int experts = static_cast<int>(logits.size[1]);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first = lane * kEach;
+  float s[kEach];
+  const auto read = [&](const float* from, float(&to)[kEach]) {
+#pragma unroll
+    for (int p = 0; p < kEach / kN; ++p) {
+      if (first + p * kN >= experts) break;
+      const Pack<float, kN> v =
+          load_pack<kWhole, kN>(from, lane * (kEach / kN) + p, experts);
+#pragma unroll
+      for (int e = 0; e < kN; ++e) to[p * kN + e] = v.at[e];
+    }
+  };
+  read(logits.row(t), s);
+  if (options.score == RouterOptions::kSoftmax) {
+    float max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (first + e < experts) max = s[e] > max ? s[e] : max;
+    }
+    max = warp_max(max);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      s[e] = first + e < experts ? exp(s[e] - max) : 0.0f;
+      sum += s[e];
+    }
+    sum = warp_sum(sum);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) s[e] /= sum;
+  } else {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) s[e] = 1.0f / (1.0f + exp(-s[e]));
+  }
+  if (bias != nullptr) {
+    float b[kEach];
+    read(bias, b);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) s[e] += b[e];
+  }
+  unsigned keys[kEach];  // 0: taken, or no expert
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    keys[e] = first + e < experts ? key_of(s[e]) : 0;
+  }
+  if (options.top_groups < options.groups) {
+    // The two largest of the lane's experts, then of the group's.
+    unsigned best = 0, second = 0;
+    const auto insert = [&](unsigned key) {
+      second = max(second, min(best, key));
+      best = max(best, key);
+    };
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) insert(keys[e]);
+    for (int step = 1; step < lanes_per_group; step *= 2) {
+      const unsigned other = __shfl_xor_sync(~0u, best, step);
+      const unsigned other_second = __shfl_xor_sync(~0u, second, step);
+      insert(other);
+      insert(other_second);
+    }
+    const int group = lane / lanes_per_group;
+    unsigned mine = 0;
+    if (group < options.groups && lane % lanes_per_group == 0) {
+      mine = key_of(second == 0 ? value_of(best)
+                                : value_of(best) + value_of(second));
+    }
+    bool kept = false;
+    for (int i = 0; i < options.top_groups; ++i) {
+      const unsigned largest = __reduce_max_sync(~0u, mine);
+      const int at = __ffs(__ballot_sync(~0u, mine == largest)) - 1;
+      if (lane == at) mine = 0;
+      kept |= at / lanes_per_group == group;
+    }
+    // Unchoosable, even where all choice values are negative.
+    const unsigned lowest = key_of(-INFINITY);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (!kept && keys[e] != 0) keys[e] = lowest;
+    }
+  }
+  for (int k = 0; k < options.top_k; ++k) {
+    unsigned best = keys[0];
+    int at = 0;
+#pragma unroll
+    for (int e = 1; e < kEach; ++e) {
+      if (keys[e] > best) {
+        best = keys[e];
+        at = e;
+      }
+    }
+    const unsigned largest = __reduce_max_sync(~0u, best);
+    if (lane == __ffs(__ballot_sync(~0u, best == largest)) - 1) {
+      ids(t, k) = first + at;
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        if (e == at) keys[e] = 0;
+      }
+    }
+  }
+}
+
+// choose_held() with kEach experts a lane, if groups lie in it.
+template <int kEach>
+bool launch_held(const Launch& l, const View<const float>& logits,
+                 const View<const float>& bias, const RouterOptions& options,
+                 const View<int32_t>& ids) {
+  int lanes = 1;
+  if (options.top_groups < options.groups) {
+    const int64_t size = logits.size(1) / options.groups;
+    lanes = static_cast<int>(size / kEach);
+    if (size % kEach != 0 || !std::has_single_bit(static_cast<unsigned>(lanes)))
+      return false;
+  }
+  const bool whole = packable(logits) && (!bias || packable(bias));
+  const auto kernel =
+      whole ? choose_held<true, kEach> : choose_held<false, kEach>;
+  const auto blocks =
+      static_cast<unsigned>(ceil_div(logits.size(0), kChooseThreads / kWarp));
+  kernel<<<blocks, kChooseThreads, 0, stream_of(l)>>>(
+      rows<2>(logits), bias.data, options, lanes, rows<2>(ids));
+  return true;
+}
+
+constexpr int kWeightThreads = 128, kWeightWarps = kWeightThreads / kWarp;
+
 template <class A>
-__global__ void __launch_bounds__(kWarp)
+__global__ void __launch_bounds__(kWeightThreads)
     weights(Rows<const A, 2> logits, Rows<const int32_t, 2> ids,
             RouterOptions options, Rows<A, 2> weight) {
-  __shared__ A chosen[kMaxChoices];
-  const int64_t t = blockIdx.x;
-  const int lane = threadIdx.x, top_k = options.top_k;
+  __shared__ A all_chosen[kWeightWarps][kMaxChoices];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t t = int64_t{blockIdx.x} * kWeightWarps + warp;
+  if (t >= logits.size[0]) return;  // a warp as a whole
+  A* const chosen = all_chosen[warp];
+  const int top_k = options.top_k;
   const Scores<A> s(logits.row(t), static_cast<int>(logits.size[1]),
                     options.score);
   for (int k = lane; k < top_k; k += kWarp) {
@@ -165,14 +315,20 @@ __global__ void __launch_bounds__(kWarp)
 }
 
 template <class A>
-__global__ void __launch_bounds__(kWarp)
+__global__ void __launch_bounds__(kWeightThreads)
     weights_backward(Rows<const A, 2> dweight, Rows<const A, 2> logits,
                      Rows<const int32_t, 2> ids, RouterOptions options,
                      Rows<A, 2> dlogits) {
-  __shared__ A chosen[kMaxChoices], ds[kMaxChoices];
-  __shared__ int32_t id[kMaxChoices];
-  const int64_t t = blockIdx.x;
-  const int lane = threadIdx.x, top_k = options.top_k;
+  __shared__ A all_chosen[kWeightWarps][kMaxChoices];
+  __shared__ A all_ds[kWeightWarps][kMaxChoices];
+  __shared__ int32_t all_ids[kWeightWarps][kMaxChoices];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t t = int64_t{blockIdx.x} * kWeightWarps + warp;
+  if (t >= logits.size[0]) return;  // a warp as a whole
+  A *const chosen = all_chosen[warp], *const ds = all_ds[warp];
+  int32_t* const id = all_ids[warp];
+  const int top_k = options.top_k;
   const int experts = static_cast<int>(logits.size[1]);
   const bool softmax = options.score == RouterOptions::kSoftmax;
   const Scores<A> s(logits.row(t), experts, options.score);
@@ -214,6 +370,19 @@ void router_choose(Launch l, View<const A> logits_TE, View<const A> bias_E,
                    const RouterOptions& options, View<int32_t> ids_TK) {
   const auto blocks = static_cast<unsigned>(logits_TE.size(0));
   if (blocks == 0) return;
+  if constexpr (std::is_same_v<A, float>) {
+    const int64_t experts = logits_TE.size(1);
+    const bool held =
+        experts <= 4 * kWarp
+            ? launch_held<4>(l, logits_TE, bias_E, options, ids_TK)
+        : experts <= 8 * kWarp
+            ? launch_held<8>(l, logits_TE, bias_E, options, ids_TK)
+        : experts <= 16 * kWarp
+            ? launch_held<16>(l, logits_TE, bias_E, options, ids_TK)
+            : false;
+    check_launch("router_choose");
+    if (held) return;
+  }
   choose<A><<<blocks, kWarp, 0, stream_of(l)>>>(rows<2>(logits_TE), bias_E.data,
                                                 options, rows<2>(ids_TK));
   check_launch("router_choose");
@@ -223,9 +392,10 @@ template <class A>
 void router_weights(Launch l, View<const A> logits_TE,
                     View<const int32_t> ids_TK, const RouterOptions& options,
                     View<A> weight_TK) {
-  const auto blocks = static_cast<unsigned>(logits_TE.size(0));
+  const auto blocks =
+      static_cast<unsigned>(ceil_div(logits_TE.size(0), kWeightWarps));
   if (blocks == 0) return;
-  weights<A><<<blocks, kWarp, 0, stream_of(l)>>>(
+  weights<A><<<blocks, kWeightThreads, 0, stream_of(l)>>>(
       rows<2>(logits_TE), rows<2>(ids_TK), options, rows<2>(weight_TK));
   check_launch("router_weights");
 }
@@ -235,9 +405,10 @@ void router_weights_backward(Launch l, View<const A> dweight_TK,
                              View<const A> logits_TE,
                              View<const int32_t> ids_TK,
                              const RouterOptions& options, View<A> dlogits_TE) {
-  const auto blocks = static_cast<unsigned>(logits_TE.size(0));
+  const auto blocks =
+      static_cast<unsigned>(ceil_div(logits_TE.size(0), kWeightWarps));
   if (blocks == 0) return;
-  weights_backward<A><<<blocks, kWarp, 0, stream_of(l)>>>(
+  weights_backward<A><<<blocks, kWeightThreads, 0, stream_of(l)>>>(
       rows<2>(dweight_TK), rows<2>(logits_TE), rows<2>(ids_TK), options,
       rows<2>(dlogits_TE));
   check_launch("router_weights_backward");

@@ -34,9 +34,14 @@ void sparse_attention_forward(Launch l, View<const T> q_THD,
 // atomics. Entry e = t K + j stands for ids[t, j]. The entries of key s are
 // entries[offsets[s]] .. entries[offsets[s + 1] - 1], ascending; offsets [S +
 // 1], entries [at least T K], of which those from offsets[S] on stay as they
-// are. T K < 2^31. Overwrites offsets and the entries in use.
+// are. T K < 2^31. Overwrites offsets and the entries in use. `workspace` is
+// aligned for int32_t; without one, a GPU reads the ids many times more.
 void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
-                View<int32_t> entries);
+                View<int32_t> entries, std::byte* workspace = nullptr);
+// At most 13 MiB, or 4 bytes a key.
+size_t invert_ids_workspace_bytes(const Launch& l,
+                                  const View<const int32_t>& ids_TK,
+                                  int64_t keys);
 
 // Bytes for the probabilities and score gradients of all pairs, or for what a
 // fast path keeps instead, where it takes these shapes.

@@ -210,8 +210,17 @@ void sparse_attention_forward(Launch l, View<const T> q_THD,
       });
 }
 
+size_t invert_ids_workspace_bytes(const Launch& l,
+                                  const View<const int32_t>& ids_TK,
+                                  int64_t keys) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::invert_ids_workspace_bytes(ids_TK, keys);
+  }
+  return 0;
+}
+
 void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
-                View<int32_t> entries) {
+                View<int32_t> entries, std::byte* workspace) {
   if (l.dry) return;
   CHECK(ids_TK.rank() == 2 && offsets_S1.rank() == 1 && entries.rank() == 1 &&
         offsets_S1.size(0) >= 1 && entries.size(0) >= ids_TK.elements() &&
@@ -220,7 +229,7 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
       << describe(offsets_S1) << ", entries is " << describe(entries);
   CHECK_LT(ids_TK.elements(), int64_t{1} << 31) << "[invert_ids] pairs";
   if (kCuda && l.on_cuda()) {
-    return cuda::invert_ids(l, ids_TK, offsets_S1, entries);
+    return cuda::invert_ids(l, ids_TK, offsets_S1, entries, workspace);
   }
   const int64_t keys = offsets_S1.size(0) - 1;
   const int64_t tokens = ids_TK.size(0), slots = ids_TK.size(1);

@@ -20,8 +20,11 @@ size_t sparse_attention_backward_workspace_bytes(
     const View<const int32_t>& ids_TK, const View<const T>& o_THV,
     double scale);
 
+size_t invert_ids_workspace_bytes(const View<const int32_t>& ids_TK,
+                                  int64_t keys);
+
 void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
-                View<int32_t> entries);
+                View<int32_t> entries, std::byte* workspace);
 
 template <class T>
 void sparse_attention_backward(Launch l, View<const T> do_THV,

@@ -4,9 +4,9 @@
 namespace tapeline::cuda {
 namespace {
 
+// A thread has one pack: with more, fewer threads fit into the registers, and
+// reads alternate with writes instead of mixing.
 constexpr int kThreads = 256;
-// Packs per thread whose loads are in flight together.
-constexpr int kForwardPacks = 4, kBackwardPacks = 2;
 
 // 1 / (1 + exp(-x)) and x times that. In bf16 the fast instructions' errors of
 // some 2^-21 vanish; div.full holds over the whole range, unlike __fdividef.
@@ -35,34 +35,21 @@ __global__ void __launch_bounds__(kThreads)
     forward(Rows<const T, 2> gate, Rows<const T, 2> up, Rows<T, 2> y,
             const int32_t* count) {
   constexpr int kN = Pack<T>::kSize;
-  const int64_t f = gate.size[1], packs = (f + kN - 1) / kN;
-  const int64_t n = row_count(gate.size[0], count) * packs;
-  const int64_t first =
-      int64_t{blockIdx.x} * (kThreads * kForwardPacks) + threadIdx.x;
-  if (first >= n) return;
-  Division at[kForwardPacks];
-  Pack<T> g[kForwardPacks], u[kForwardPacks];
+  const int64_t f = gate.size[1];
+  const auto [i, j] =
+      divide(int64_t{blockIdx.x} * kThreads + threadIdx.x, (f + kN - 1) / kN);
+  if (i >= row_count(gate.size[0], count)) return;
+  const Pack<T> g = load_pack<kWhole, kN>(gate.row(i), j, f);
+  const Pack<T> u = load_pack<kWhole, kN>(up.row(i), j, f);
+  Pack<T> out;
 #pragma unroll
-  for (int p = 0; p < kForwardPacks; ++p) {
-    const int64_t i = first + p * kThreads;
-    at[p] = divide(i < n ? i : 0, packs);
-    if (i >= n) continue;
-    g[p] = load_pack<kWhole, kN>(gate.row(at[p].quotient), at[p].rest, f);
-    u[p] = load_pack<kWhole, kN>(up.row(at[p].quotient), at[p].rest, f);
+  for (int e = 0; e < kN; ++e) {
+    const auto v = load(g.at[e]);
+    T gated;
+    store(gated, over_one_plus_exp<T>(v, -v));
+    store(out.at[e], load(gated) * load(u.at[e]));
   }
-#pragma unroll
-  for (int p = 0; p < kForwardPacks; ++p) {
-    if (first + p * kThreads >= n) continue;
-    Pack<T> out;
-#pragma unroll
-    for (int e = 0; e < kN; ++e) {
-      const auto v = load(g[p].at[e]);
-      T gated;
-      store(gated, over_one_plus_exp<T>(v, -v));
-      store(out.at[e], load(gated) * load(u[p].at[e]));
-    }
-    store_pack<kWhole>(y.row(at[p].quotient), at[p].rest, f, out);
-  }
+  store_pack<kWhole>(y.row(i), j, f, out);
 }
 
 template <bool kWhole, class T>
@@ -71,37 +58,23 @@ __global__ void __launch_bounds__(kThreads)
              Rows<T, 2> dgate, Rows<T, 2> dup, const int32_t* count) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
-  const int64_t f = gate.size[1], packs = (f + kN - 1) / kN;
-  const int64_t n = row_count(gate.size[0], count) * packs;
-  const int64_t first =
-      int64_t{blockIdx.x} * (kThreads * kBackwardPacks) + threadIdx.x;
-  if (first >= n) return;
-  Division at[kBackwardPacks];
-  Pack<T> d[kBackwardPacks], g[kBackwardPacks], u[kBackwardPacks];
+  const int64_t f = gate.size[1];
+  const auto [i, j] =
+      divide(int64_t{blockIdx.x} * kThreads + threadIdx.x, (f + kN - 1) / kN);
+  if (i >= row_count(gate.size[0], count)) return;
+  const Pack<T> d = load_pack<kWhole, kN>(dy.row(i), j, f);
+  const Pack<T> g = load_pack<kWhole, kN>(gate.row(i), j, f);
+  const Pack<T> u = load_pack<kWhole, kN>(up.row(i), j, f);
+  Pack<T> dg, du;
 #pragma unroll
-  for (int p = 0; p < kBackwardPacks; ++p) {
-    const int64_t i = first + p * kThreads;
-    at[p] = divide(i < n ? i : 0, packs);
-    if (i >= n) continue;
-    d[p] = load_pack<kWhole, kN>(dy.row(at[p].quotient), at[p].rest, f);
-    g[p] = load_pack<kWhole, kN>(gate.row(at[p].quotient), at[p].rest, f);
-    u[p] = load_pack<kWhole, kN>(up.row(at[p].quotient), at[p].rest, f);
+  for (int e = 0; e < kN; ++e) {
+    const A dj = load(d.at[e]), gj = load(g.at[e]), uj = load(u.at[e]);
+    const A s = over_one_plus_exp<T>(A(1), -gj);
+    store(dg.at[e], dj * uj * s * (1 + gj * (1 - s)));
+    store(du.at[e], dj * (gj * s));
   }
-#pragma unroll
-  for (int p = 0; p < kBackwardPacks; ++p) {
-    if (first + p * kThreads >= n) continue;
-    Pack<T> dg, du;
-#pragma unroll
-    for (int e = 0; e < kN; ++e) {
-      const A gj = load(g[p].at[e]), uj = load(u[p].at[e]);
-      const A dj = load(d[p].at[e]);
-      const A s = over_one_plus_exp<T>(A(1), -gj);
-      store(dg.at[e], dj * uj * s * (1 + gj * (1 - s)));
-      store(du.at[e], dj * (gj * s));
-    }
-    store_pack<kWhole>(dgate.row(at[p].quotient), at[p].rest, f, dg);
-    store_pack<kWhole>(dup.row(at[p].quotient), at[p].rest, f, du);
-  }
+  store_pack<kWhole>(dgate.row(i), j, f, dg);
+  store_pack<kWhole>(dup.row(i), j, f, du);
 }
 
 const int32_t* last_of(const View<const int32_t>& rows) {
@@ -109,9 +82,9 @@ const int32_t* last_of(const View<const int32_t>& rows) {
 }
 
 template <class T>
-unsigned block_count(const View<const T>& x, int packs_each) {
+unsigned block_count(const View<const T>& x) {
   const int64_t packs = x.size(0) * ceil_div(x.size(1), Pack<T>::kSize);
-  return static_cast<unsigned>(ceil_div(packs, kThreads * packs_each));
+  return static_cast<unsigned>(ceil_div(packs, kThreads));
 }
 
 }  // namespace
@@ -119,7 +92,7 @@ unsigned block_count(const View<const T>& x, int packs_each) {
 template <class T>
 void swiglu_forward(Launch l, View<const T> gate, View<const T> up, View<T> y,
                     View<const int32_t> rows_limit) {
-  const unsigned blocks = block_count(gate, kForwardPacks);
+  const unsigned blocks = block_count(gate);
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
     forward<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
@@ -133,7 +106,7 @@ template <class T>
 void swiglu_backward(Launch l, View<const T> dy, View<const T> gate,
                      View<const T> up, View<T> dgate, View<T> dup,
                      View<const int32_t> rows_limit) {
-  const unsigned blocks = block_count(gate, kBackwardPacks);
+  const unsigned blocks = block_count(gate);
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
     backward<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(

@@ -36,6 +36,8 @@ def kernel(
     * :<name>_test      <name>_test.cc, on the CPU
     * :<name>_gpu_test  the same objects, tagged gpu, in a CUDA build alone
     * :<name>_cases     the test's objects, for a binary of all tests
+    * :fast             <name>_fast.h, which way the op takes on CUDA
+    * :<name>_fast_test <name>_fast_test.cc, on the CPU
     * :bench            <name>_bench.cc
     * :bench_lib        the same objects, for a binary of all benchmarks
 
@@ -61,6 +63,24 @@ def kernel(
     """
     visibility = visibility or _VISIBILITY
     copts = KERNEL_COPTS + copts
+    if native.glob([name + "_fast.h"]):
+        cc_library(
+            name = "fast",
+            hdrs = [name + "_fast.h"],
+            visibility = visibility,
+            deps = ["//kernels:kernel"],
+        )
+        deps = deps + [":fast"]
+        cc_test(
+            name = name + "_fast_test",
+            size = "small",
+            srcs = [name + "_fast_test.cc"],
+            deps = [
+                ":fast",
+                "//kernels:kernel",
+                "@googletest//:gtest_main",
+            ],
+        )
     cuda_library(
         name = name,
         srcs = native.glob(
