@@ -14,23 +14,26 @@ struct Data {
         experts(dims[1]),
         logits(normal<float>(tokens * experts, 1)),
         dlogits(logits.size()),
-        counts(experts) {
+        counts(experts),
+        loss(1) {
     for (int64_t e = 0; e < experts; ++e) {
       counts[e] = static_cast<int32_t>(1 + e % 5);
       total += counts[e];
     }
+    device_counts = Array<int32_t>(counts);
   }
   void forward(Launch l) {
     const Data& in = *this;
     balance_loss_forward(
         l, BalanceKind::kSigmoid, view_of(in.logits, {tokens, experts}), {},
-        view_of(in.counts, {experts}), {}, View<float>(&loss, {1}));
+        view_of(in.device_counts, {experts}), {}, view_of(loss, {1}));
   }
   void backward(Launch l) {
     const Data& in = *this;
-    balance_loss_backward(
-        l, 1, BalanceKind::kSigmoid, view_of(in.logits, {tokens, experts}), {},
-        view_of(in.counts, {experts}), {}, view_of(dlogits, {tokens, experts}));
+    balance_loss_backward(l, 1, BalanceKind::kSigmoid,
+                          view_of(in.logits, {tokens, experts}), {},
+                          view_of(in.device_counts, {experts}), {},
+                          view_of(dlogits, {tokens, experts}));
   }
   double score(int64_t t, int64_t e) const {
     return 1 / (1 + std::exp(-double(logits[t * experts + e])));
@@ -49,10 +52,11 @@ struct Data {
   }
 
   int64_t tokens, experts;
-  std::vector<float> logits, dlogits;
+  Array<float> logits, dlogits;
   std::vector<int32_t> counts;
+  Array<int32_t> device_counts;
+  Array<float> loss;
   double total = 0;
-  float loss = 0;
 };
 
 Run forward(const Arguments& a) {
@@ -67,7 +71,7 @@ Run forward(const Arguments& a) {
                 for (int64_t t = 0; t < data->tokens; ++t) {
                   total += data->sums(t).second;
                 }
-                verifier.row(View<const float>(&data->loss, Shape{1}),
+                verifier.row(data->loss.row(0, 1),
                              {total / static_cast<double>(data->tokens)},
                              data->experts);
               }};
@@ -91,17 +95,18 @@ Run backward(const Arguments& a) {
                                        (data->fraction(e) - weighted) /
                                        static_cast<double>(data->tokens));
                   }
-                  verifier.row(
-                      View<const float>(&data->dlogits[t * n], Shape{n}),
-                      expected, n);
+                  verifier.row(data->dlogits.row(t * n, n), expected, n);
                 }
               }};
 }
 
 const std::vector<std::vector<int64_t>> kShapes = {{1024, 8}, {4096, 256}};
-const bool added =
-    add({"aux_loss", "balance_fwd", {"T", "E"}, kShapes, forward}) &&
-    add({"aux_loss", "balance_bwd", {"T", "E"}, kShapes, backward});
+const std::vector<std::vector<int64_t>> kModels = {{16384, 256}};
+const std::vector<std::string> kKeys = {"T", "E"};
+const bool added = add({"aux_loss", "balance_fwd", kKeys, kShapes, forward,
+                        kModels, DType::kF32}) &&
+                   add({"aux_loss", "balance_bwd", kKeys, kShapes, backward,
+                        kModels, DType::kF32});
 
 }  // namespace
 }  // namespace tapeline::bench

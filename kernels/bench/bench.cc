@@ -1,131 +1,39 @@
 #include "kernels/bench/bench.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <iomanip>
+#include <map>
 #include <memory>
-#include <optional>
-#include <random>
 #include <sstream>
-#include <string_view>
+#include <utility>
 
 #include "kernels/bench/baseline.h"
+#include "kernels/bench/options.h"
+#include "kernels/bench/timing.h"
 #include "nlohmann/json.hpp"
+#include "runtime/cuda_device.h"
 #include "runtime/device.h"
-#include "tests/support/close.h"
 
 namespace tapeline::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kDone = 0, kFailed = 1, kBadFile = 2, kUsage = 64;
-constexpr int kBursts = 7;
-constexpr double kBurstSeconds = 0.01;
+
+// On a GPU: sets of inputs are made until they are together this large, four
+// times the L2 of an H200, but not more than so many.
+constexpr int64_t kRotatedBytes = int64_t{256} << 20;
+constexpr int64_t kMostSets = 64;
+constexpr int64_t kSquare = 8192;
 
 std::vector<Op>& ops() {
   static auto* const list = new std::vector<Op>;
   return *list;
-}
-
-struct Options {
-  std::vector<int64_t> shape;
-  std::string op, baseline;
-  DType dtype = DType::kF32;
-  int threads = 1;
-  bool json = false, profile_once = false;
-};
-
-std::optional<std::vector<int64_t>> parse_shape(std::string text) {
-  std::vector<int64_t> dims;
-  std::replace(text.begin(), text.end(), 'x', ' ');
-  std::istringstream in(text);
-  for (int64_t d; in >> d;) {
-    if (d < 0) return std::nullopt;
-    dims.push_back(d);
-  }
-  if (dims.empty() || !in.eof()) return std::nullopt;
-  return dims;
-}
-
-// Fills `options` or says what is wrong.
-std::string parse(int argc, char** argv, Options& options) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view flag = argv[i];
-    const size_t equals = flag.find('=');
-    const std::string_view name = flag.substr(0, equals);
-    const std::string value(equals == flag.npos ? "" : flag.substr(equals + 1));
-    if (flag.substr(0, 2) != "--") {
-      options.op = flag;
-    } else if (name == "--op") {
-      options.op = value;
-    } else if (name == "--json") {
-      options.json = true;
-    } else if (name == "--profile_once") {
-      options.profile_once = true;
-    } else if (name == "--baseline") {
-      options.baseline = value;
-    } else if (name == "--shape") {
-      const auto dims = parse_shape(value);
-      if (!dims) return "--shape=" + value + ": want numbers, as in 512x128";
-      options.shape = *dims;
-    } else if (name == "--threads") {
-      options.threads = std::atoi(value.c_str());
-      if (options.threads < 1) return "--threads=" + value + ": want >= 1";
-    } else if (name == "--dtype") {
-      if (value == "f32")
-        options.dtype = DType::kF32;
-      else if (value == "bf16")
-        options.dtype = DType::kBf16;
-      else if (value == "f64")
-        options.dtype = DType::kF64;
-      else
-        return "--dtype=" + value + ": want f32, bf16 or f64";
-    } else if (name == "--device") {
-      if (value != "cpu") return "--device=" + value + ": this build has cpu";
-    } else {
-      return std::string(name) + ": unknown flag; see kernels/bench/bench.h";
-    }
-  }
-  return "";
-}
-
-// Seconds per launch: of the clock and of the processors.
-struct Seconds {
-  double wall = 0, processor = 0;
-  bool operator<(const Seconds& other) const { return wall < other.wall; }
-};
-
-Seconds time_launches(const std::function<void()>& launch, int64_t count) {
-  const std::clock_t processor = std::clock();
-  const Clock::time_point begin = Clock::now();
-  for (int64_t i = 0; i < count; ++i) launch();
-  const double n = static_cast<double>(count);
-  return {std::chrono::duration<double>(Clock::now() - begin).count() / n,
-          static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC / n};
-}
-
-// Bursts by rising wall time.
-std::vector<Seconds> time_bursts(const std::function<void()>& launch) {
-  int64_t count = 1;
-  double took = time_launches(launch, count).wall;  // warm-up as well
-  while (took * static_cast<double>(count) < kBurstSeconds) {
-    count = std::max(2 * count, static_cast<int64_t>(1.2 * kBurstSeconds /
-                                                     std::max(took, 1e-9)));
-    took = time_launches(launch, count).wall;
-  }
-  std::vector<Seconds> bursts;
-  for (int i = 0; i < kBursts; ++i) {
-    bursts.push_back(time_launches(launch, count));
-  }
-  std::sort(bursts.begin(), bursts.end());
-  return bursts;
 }
 
 std::string first_line(const std::string& command) {
@@ -149,6 +57,18 @@ std::string cpu_name() {
   return "cpu";
 }
 
+// 580.159, as the driver calls itself.
+std::string driver_version() {
+  std::ifstream in("/proc/driver/nvidia/version");
+  for (std::string word; in >> word;) {
+    if (word.find_first_not_of("0123456789.") == word.npos &&
+        word.find('.') != word.npos) {
+      return word;
+    }
+  }
+  return "";
+}
+
 Json null_or(const std::string& text) {
   return text.empty() ? Json() : Json(text);
 }
@@ -157,19 +77,65 @@ Json null_or(const std::string& text) {
 struct Context {
   Options options;
   Baseline baseline;
-  std::string command, commit, device;
+  std::string command, commit, device, uuid, driver;
+  Launch launch;
+  // Of a GPU; 0: not measured.
+  double gbps = 0, tflops = 0;
+  std::map<std::array<int64_t, 3>, double> product_tflops;
 };
 
-Json measure(const Context& context, const Op& op, const Arguments& arguments,
-             std::ostream& err) {
-  Run run = op.make(arguments);
-  std::vector<Seconds> bursts;
-  if (context.options.profile_once) {
-    run.launch();
-    bursts = {time_launches(run.launch, 1)};
-  } else {
-    bursts = time_bursts(run.launch);
+// One set of inputs on the CPU; on a GPU as many as are larger than its L2.
+Turns make_turns(const Op& op, const Arguments& arguments,
+                 int64_t* rotated_bytes) {
+  Pool& pool = Device::current().pool();
+  const int64_t before = pool.stats().live;
+  use_set(0);
+  Turns turns;
+  turns.runs.push_back(op.make(arguments));
+  *rotated_bytes = 0;
+  if (!arguments.launch.on_cuda()) return turns;
+  const int64_t bytes = std::max<int64_t>(1, pool.stats().live - before);
+  const int64_t sets =
+      std::clamp<int64_t>(ceil_div(kRotatedBytes, bytes), 1, kMostSets);
+  for (int64_t set = 1; set < sets; ++set) {
+    use_set(static_cast<int>(set));
+    turns.runs.push_back(op.make(arguments));
   }
+  *rotated_bytes = sets * bytes;
+  return turns;
+}
+
+// Floor and what follows from it, at the ceilings of this device.
+void add_ceilings(Context& context, const Run& run, double seconds, Json& row) {
+  for (const char* key : {"floor_us", "x_floor", "pct_ceiling",
+                          "ceiling_tflops", "ceiling_gbps"}) {
+    row[key] = nullptr;  // none is stated for a CPU
+  }
+  if (context.gbps == 0 || !run.on_device) return;
+  double tflops = context.tflops;
+  if (const Product& p = run.same_product; p.m > 0) {
+    double& same = context.product_tflops[{p.m, p.n, p.k}];
+    if (same == 0) same = product_tflops(context.launch, p);
+    tflops = std::max(tflops, same);
+  }
+  const double floor = std::max(run.cost.flops / tflops * 1e-12,
+                                run.cost.bytes / context.gbps * 1e-9);
+  row["floor_us"] = floor * 1e6;
+  row["x_floor"] = seconds / floor;
+  row["pct_ceiling"] = 100 * floor / seconds;
+  row["ceiling_tflops"] = tflops;
+  row["ceiling_gbps"] = context.gbps;
+}
+
+Json measure(Context& context, const Op& op, const Arguments& arguments,
+             std::ostream& err) {
+  int64_t rotated_bytes = 0;
+  Turns turns = make_turns(op, arguments, &rotated_bytes);
+  const Launch l = arguments.launch;
+  const std::vector<Seconds> bursts = context.options.profile_once
+                                          ? time_once(l, turns)
+                                          : time_bursts(l, turns);
+  const Run& run = turns.last();
   Verifier verifier;
   run.verify(verifier);
   if (!verifier.ok()) {
@@ -177,11 +143,6 @@ Json measure(const Context& context, const Op& op, const Arguments& arguments,
         << "\n";
   }
   const double seconds = bursts[bursts.size() / 2].wall;
-  // The least of any burst: other programs on the machine only add.
-  double processor = bursts[0].processor;
-  for (const Seconds& burst : bursts) {
-    processor = std::min(processor, burst.processor);
-  }
   Json shape;
   for (size_t i = 0; i < op.keys.size(); ++i) {
     shape[op.keys[i]] = arguments.dims[i];
@@ -195,14 +156,18 @@ Json measure(const Context& context, const Op& op, const Arguments& arguments,
   row["threads"] = context.options.threads;
   row["us"] = seconds * 1e6;
   row["us_min"] = bursts.front().wall * 1e6;
-  row["us_processor"] = processor * 1e6;
+  row["us_processor"] = nullptr;
+  if (!l.on_cuda()) {
+    // The least of any burst: other programs on the machine only add.
+    double processor = bursts[0].processor;
+    for (const Seconds& burst : bursts) {
+      processor = std::min(processor, burst.processor);
+    }
+    row["us_processor"] = processor * 1e6;
+  }
   row["tflops"] = run.cost.flops / seconds * 1e-12;
   row["gbps"] = run.cost.bytes / seconds * 1e-9;
-  // Ceilings are measured per device; none is stated for a CPU.
-  for (const char* key : {"floor_us", "x_floor", "pct_ceiling",
-                          "ceiling_tflops", "ceiling_gbps"}) {
-    row[key] = nullptr;
-  }
+  add_ceilings(context, run, seconds, row);
   const Json* base = context.baseline.find(op.name, shape);
   row["baseline_impl"] = base ? (*base)["impl"] : Json();
   row["baseline_us"] = base ? (*base)["us"] : Json();
@@ -210,13 +175,22 @@ Json measure(const Context& context, const Op& op, const Arguments& arguments,
       base ? Json((*base)["us"].get<double>() / (seconds * 1e6)) : Json();
   row["verified"] = verifier.ok();
   row["max_err"] = verifier.max_err();
-  row["rotated_bytes"] = 0;
+  row["rotated_bytes"] = rotated_bytes;
   row["device"] = context.device;
-  row["device_uuid"] = nullptr;
-  row["driver"] = nullptr;
+  row["device_uuid"] = null_or(context.uuid);
+  row["driver"] = null_or(context.driver);
   row["commit"] = null_or(context.commit);
   row["command"] = context.command;
   return row;
+}
+
+void print_number(const Json& value, int width, int digits, double factor,
+                  std::ostream& out) {
+  out << " | " << std::setw(width);
+  if (value.is_null())
+    out << "";
+  else
+    out << std::setprecision(digits) << value.get<double>() * factor;
 }
 
 void print_row(const Json& row, std::ostream& out) {
@@ -224,16 +198,14 @@ void print_row(const Json& row, std::ostream& out) {
   for (const auto& [key, value] : row["shape"].items()) {
     shape << (shape.tellp() ? " " : "") << key << "=" << value;
   }
-  out << std::left << std::setw(16) << row["op"].get<std::string>() << " | "
-      << std::setw(30) << shape.str() << " | " << std::right << std::fixed
-      << std::setprecision(1) << std::setw(10) << row["us"].get<double>()
-      << " | " << std::setw(10) << row["us_processor"].get<double>() << " | "
-      << std::setw(9) << row["tflops"].get<double>() * 1e3 << " | "
-      << std::setw(7) << row["gbps"].get<double>() << " | " << std::setw(7);
-  if (row["x_baseline"].is_null())
-    out << "";
-  else
-    out << std::setprecision(2) << row["x_baseline"].get<double>();
+  out << std::left << std::setw(20) << row["op"].get<std::string>() << " | "
+      << std::setw(46) << shape.str() << std::right << std::fixed;
+  print_number(row["us"], 10, 1, 1, out);
+  print_number(row["us_processor"], 10, 1, 1, out);
+  print_number(row["tflops"], 9, 1, 1e3, out);
+  print_number(row["gbps"], 7, 1, 1, out);
+  print_number(row["pct_ceiling"], 9, 1, 1, out);
+  print_number(row["x_baseline"], 7, 2, 1, out);
   out << " | " << std::scientific << std::setprecision(1)
       << row["max_err"].get<double>()
       << (row["verified"].get<bool>() ? "" : "  WRONG") << std::defaultfloat
@@ -249,9 +221,79 @@ std::string command_line(int argc, char** argv) {
 }
 
 std::string commit() {
+  if (const char* given = std::getenv("TAPELINE_COMMIT")) return given;
   const char* workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   const std::string where = workspace ? workspace : ".";
   return first_line("git -C '" + where + "' rev-parse HEAD 2>/dev/null");
+}
+
+// The ops and shapes that the options choose.
+struct Chosen {
+  const Op* op;
+  std::vector<std::vector<int64_t>> shapes;
+};
+std::vector<Chosen> choose(const Options& options, bool on_cuda) {
+  std::vector<Chosen> chosen;
+  for (const Op& op : ops()) {
+    if (!options.op.empty() && options.op != op.name &&
+        options.op != op.kernel) {
+      continue;
+    }
+    if (options.shape.empty()) {
+      chosen.push_back({&op, on_cuda ? op.gpu_shapes : op.shapes});
+    } else if (options.shape.size() == op.keys.size()) {
+      chosen.push_back({&op, {options.shape}});
+    }
+  }
+  return chosen;
+}
+
+void list(const std::vector<Chosen>& chosen, std::ostream& out) {
+  for (const Chosen& c : chosen) {
+    for (const std::vector<int64_t>& dims : c.shapes) {
+      out << c.op->name << " --shape=";
+      for (size_t i = 0; i < dims.size(); ++i) {
+        out << (i ? "x" : "") << dims[i];
+      }
+      out << "\n";
+    }
+  }
+}
+
+// The device that the options choose; or the exit code, after one line.
+int open_device(Context& context, std::unique_ptr<Device>& device,
+                std::ostream& err) {
+  const Options& options = context.options;
+  if (options.device == "cuda" ||
+      (options.device.empty() && cuda_devices() > 0)) {
+    auto made = make_cuda_device(0, options.threads);
+    if (!made.ok()) {
+      err << made.status().message() << "\n";
+      return kBadFile;
+    }
+    device = *std::move(made);
+    const auto properties = cuda_properties();
+    if (properties.ok()) {
+      context.device = properties->name;
+      context.uuid = properties->uuid;
+    }
+    context.driver = driver_version();
+  } else {
+    device = std::make_unique<Device>(options.threads);
+    context.device = cpu_name();
+  }
+  return kDone;
+}
+
+void print_usage(std::ostream& err) {
+  err << "no op matches; there are:\n";
+  for (const Op& op : ops()) {
+    err << "  " << op.name << " --shape=";
+    for (size_t i = 0; i < op.keys.size(); ++i) {
+      err << (i ? "x" : "") << op.keys[i];
+    }
+    err << "\n";
+  }
 }
 
 }  // namespace
@@ -259,50 +301,6 @@ std::string commit() {
 bool add(Op op) {
   ops().push_back(std::move(op));
   return true;
-}
-
-template <class T>
-void Verifier::row(View<const T> got, const std::vector<double>& expected,
-                   int64_t sum_length) {
-  ++rows_;
-  double squares = 0;
-  for (double y : expected) squares += y * y;
-  const double rms = std::sqrt(squares / static_cast<double>(expected.size()));
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const double x = static_cast<double>(got(static_cast<int64_t>(i)));
-    const double error = std::abs(x - expected[i]) / (rms > 0 ? rms : 1);
-    if (!(error <= max_err_)) max_err_ = error;
-  }
-  const auto result =
-      Close(got, view_of(expected, got.shape), {.sum_length = sum_length});
-  if (!result && failures_.empty()) failures_ = result.message();
-}
-template void Verifier::row(View<const float>, const std::vector<double>&,
-                            int64_t);
-template void Verifier::row(View<const bf16>, const std::vector<double>&,
-                            int64_t);
-template void Verifier::row(View<const double>, const std::vector<double>&,
-                            int64_t);
-
-template <class T>
-std::vector<T> normal(int64_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> draw;
-  std::vector<T> values(n);
-  for (T& v : values) v = T(float{bf16(draw(random))});
-  return values;
-}
-template std::vector<float> normal(int64_t, uint32_t);
-template std::vector<bf16> normal(int64_t, uint32_t);
-template std::vector<double> normal(int64_t, uint32_t);
-
-std::vector<int64_t> sampled_rows(int64_t n) {
-  std::vector<int64_t> rows;
-  for (int64_t i = 0; i < 8; ++i) {
-    const int64_t row = i * (n - 1) / 7;
-    if (n > 0 && (rows.empty() || rows.back() != row)) rows.push_back(row);
-  }
-  return rows;
 }
 
 int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
@@ -313,9 +311,16 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
     return kUsage;
   }
   const Options& options = context.options;
+  if (options.list) {
+    const bool gpu =
+        options.device.empty() ? cuda_devices() > 0 : options.device == "cuda";
+    list(choose(options, gpu), out);
+    return kDone;
+  }
   context.command = command_line(argc, argv);
   context.commit = commit();
-  context.device = cpu_name();
+  std::unique_ptr<Device> device;
+  if (const int code = open_device(context, device, err)) return code;
   if (!options.baseline.empty()) {
     const std::string bad =
         context.baseline.read(options.baseline, context.device, err);
@@ -324,46 +329,41 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
       return kBadFile;
     }
   }
-  Device device(options.threads);
-  DeviceScope scope(device);
-  if (!options.json) {
-    out << "# " << context.device << ", " << options.threads << " thread(s), "
-        << options.dtype << "\n"
-        << "op               | shape                          |         us |"
-           " cpu min us |   GFLOP/s |    GB/s | x base  | max err\n";
+  DeviceScope scope(*device);
+  const Launch l = context.launch = launch();
+  const std::vector<Chosen> chosen = choose(options, l.on_cuda());
+  if (chosen.empty()) {
+    print_usage(err);
+    return kUsage;
   }
-  bool ran = false, ok = true;
-  for (const Op& op : ops()) {
-    if (!options.op.empty() && options.op != op.name &&
-        options.op != op.kernel) {
-      continue;
+  if (l.on_cuda() && !options.profile_once) {
+    context.gbps = copy_gbps(l);
+    context.tflops = product_tflops(l, {kSquare, kSquare, kSquare});
+  }
+  if (!options.json) {
+    out << "# " << context.device << ", " << options.threads << " thread(s)";
+    if (context.gbps > 0) {
+      out << ", copy " << context.gbps << " GB/s, cuBLASLt " << context.tflops
+          << " TFLOP/s";
     }
-    auto shapes = op.shapes;
-    if (!options.shape.empty()) {
-      if (options.shape.size() != op.keys.size()) continue;
-      shapes = {options.shape};
-    }
-    for (const std::vector<int64_t>& dims : shapes) {
+    out << "\n"
+        << std::left << std::setw(20) << "op"
+        << " | " << std::setw(46) << "shape"
+        << " |         us | cpu min us |   GFLOP/s |    GB/s | % ceiling |"
+           "  x base | max err\n";
+  }
+  bool ok = true;
+  for (const Chosen& c : chosen) {
+    const DType own = l.on_cuda() ? c.op->gpu_dtype : DType::kF32;
+    for (const std::vector<int64_t>& dims : c.shapes) {
       const Json row =
-          measure(context, op, {dims, options.dtype, launch()}, err);
-      ran = true;
+          measure(context, *c.op, {dims, options.dtype.value_or(own), l}, err);
       ok = ok && row["verified"].get<bool>();
       if (options.json)
         out << row.dump() << std::endl;
       else
         print_row(row, out);
     }
-  }
-  if (!ran) {
-    err << "no op matches; there are:\n";
-    for (const Op& op : ops()) {
-      err << "  " << op.name << " --shape=";
-      for (size_t i = 0; i < op.keys.size(); ++i) {
-        err << (i ? "x" : "") << op.keys[i];
-      }
-      err << "\n";
-    }
-    return kUsage;
   }
   return ok ? kDone : kFailed;
 }

@@ -1,11 +1,14 @@
 #include "kernels/bench/bench.h"
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <memory>
 #include <sstream>
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "runtime/cuda_device.h"
 
 namespace tapeline::bench {
 namespace {
@@ -16,13 +19,14 @@ int launches = 0;
 
 Run make_double(const Arguments& a) {
   const int64_t n = a.dims[0], d = a.dims[1];
-  auto x = std::make_shared<std::vector<float>>(normal<float>(n * d, 1));
-  auto y = std::make_shared<std::vector<float>>(n * d);
+  auto x = std::make_shared<Array<float>>(normal<float>(n * d, 1));
+  auto y = std::make_shared<Array<float>>(n * d);
   return {.launch =
               [=] {
                 ++launches;
+                float* out = y->data();
                 for (int64_t i = 0; i < n * d; ++i) {
-                  (*y)[i] = (broken ? 2.2f : 2.0f) * (*x)[i];
+                  out[i] = (broken ? 2.2f : 2.0f) * (*x)[i];
                 }
               },
           .cost = {.flops = 1.0 * n * d, .bytes = 8.0 * n * d},
@@ -33,14 +37,17 @@ Run make_double(const Arguments& a) {
                   for (int64_t j = 0; j < d; ++j) {
                     expected.push_back(2.0 * (*x)[i * d + j]);
                   }
-                  verifier.row(View<const float>(y->data() + i * d, Shape{d}),
-                               expected);
+                  verifier.row(y->row(i * d, d), expected);
                 }
               }};
 }
 
-const bool added = add(
-    {"double", "double_fwd", {"T", "D"}, {{64, 32}, {128, 16}}, make_double});
+const bool added = add({"double",
+                        "double_fwd",
+                        {"T", "D"},
+                        {{64, 32}, {128, 16}},
+                        make_double,
+                        {{4096, 16}}});
 
 struct Result {
   int code;
@@ -60,6 +67,25 @@ TEST(Bench, TableHasARowPerShape) {
   EXPECT_EQ(result.code, 0);
   EXPECT_NE(result.out.find("T=64 D=32"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("T=128 D=16"), std::string::npos);
+}
+
+TEST(Bench, AllRunsWhatIsRegisteredAndTakesNoShape) {
+  const Result result = run_with({"--all", "--profile_once"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_NE(result.out.find("T=64 D=32"), std::string::npos) << result.out;
+  EXPECT_EQ(run_with({"--all", "--shape=16x8"}).code, 64);
+  EXPECT_EQ(run_with({"--all", "double"}).code, 64);
+}
+
+TEST(Bench, ListNamesShapesOfTheDeviceAndRunsNothing) {
+  launches = 0;
+  const Result result = run_with({"--list", "--device=cpu"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out,
+            "double_fwd --shape=64x32\ndouble_fwd --shape=128x16\n");
+  EXPECT_EQ(run_with({"--list", "--device=cuda"}).out,
+            "double_fwd --shape=4096x16\n");
+  EXPECT_EQ(launches, 0);
 }
 
 TEST(Bench, JsonRowsCarryTheContractKeys) {
@@ -108,6 +134,14 @@ TEST(Bench, UsageErrorsAre64) {
   EXPECT_EQ(run_with({"triple"}).code, 64);
 }
 
+TEST(Bench, GpuThatIsNotThereIsExitCodeTwo) {
+  if (cuda_devices() > 0) GTEST_SKIP() << "there is one";
+  const Result result = run_with({"--shape=16x8", "--device=cuda"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_NE(result.err.find("CUDA"), std::string::npos) << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+}
+
 TEST(Bench, JoinsTheBaselineOfTheSameDeviceOnly) {
   const Result first = run_with({"--shape=16x8", "--json", "--profile_once"});
   const std::string device =
@@ -134,6 +168,39 @@ TEST(Bench, JoinsTheBaselineOfTheSameDeviceOnly) {
     }
   }
   EXPECT_EQ(run_with({"--baseline=/none"}).code, 2);
+}
+
+TEST(Normal, SetsAndSeedsDifferAndRepeat) {
+  const auto first = normal<float>(1000, 1);
+  const auto again = normal<float>(1000, 1);
+  const auto seed = normal<float>(1000, 2);
+  use_set(1);
+  const auto set = normal<float>(1000, 1);
+  use_set(0);
+  double sum = 0, squares = 0;
+  int same_seed = 0, same_set = 0;
+  for (int64_t i = 0; i < 1000; ++i) {
+    EXPECT_EQ(first[i], again[i]);
+    EXPECT_EQ(first[i], float{bf16(first[i])});
+    same_seed += first[i] == seed[i];
+    same_set += first[i] == set[i];
+    sum += first[i];
+    squares += double(first[i]) * first[i];
+  }
+  EXPECT_LT(same_seed, 30);
+  EXPECT_LT(same_set, 30);
+  EXPECT_LT(std::abs(sum / 1000), 0.15);
+  EXPECT_NEAR(squares / 1000, 1, 0.15);
+}
+
+TEST(Array, CopiesAndUploadsKeepTheirValues) {
+  const Array<int32_t> from(std::vector<int32_t>{3, 1, 4});
+  Array<int32_t> copy = from;
+  copy.data()[1] = 5;
+  EXPECT_EQ(from[1], 1);
+  EXPECT_EQ(copy[1], 5);
+  EXPECT_EQ(copy.row(1, 2)(1), 4);
+  EXPECT_EQ(Array<float>(3)[2], 0);
 }
 
 TEST(SampledRows, HoldFirstAndLastOnce) {

@@ -7,6 +7,8 @@
 namespace tapeline::bench {
 namespace {
 
+constexpr int64_t kExperts = 64;
+
 template <class T>
 struct Data {
   using A = Accumulator<T>;
@@ -14,19 +16,24 @@ struct Data {
       : tokens(dims[0]),
         width(dims[1]),
         top_k(dims[2]),
-        tables(tables_of({"", tokens, top_k, 64, 0, Load::kRandom})),
+        tables(tables_of({"", tokens, top_k, kExperts, 0, Load::kRandom})),
+        device_row(tables.row),
         x(normal<T>(tokens * top_k * width, 1)),
         dx(x.size()),
         y(normal<T>(tokens * width, 2)),
         weight(normal<A>(tokens * top_k, 3)),
         dweight(weight.size()) {}
   View<const int32_t> row() const {
-    return view_of(tables.row, {tokens, top_k});
+    return view_of(device_row, {tokens, top_k});
+  }
+  int64_t row_of(int64_t t, int64_t k) const {
+    return tables.row[t * top_k + k];
   }
   int64_t tokens, width, top_k;
   RouteTables tables;
-  std::vector<T> x, dx, y;
-  std::vector<A> weight, dweight;
+  Array<int32_t> device_row;
+  Array<T> x, dx, y;
+  Array<A> weight, dweight;
 };
 
 template <class T>
@@ -46,14 +53,13 @@ Run make_forward(const Arguments& a) {
                 for (int64_t t : sampled_rows(in.tokens)) {
                   std::vector<double> sum(width);
                   for (int64_t k = 0; k < in.top_k; ++k) {
-                    const int64_t r = in.row()(t, k);
+                    const int64_t r = in.row_of(t, k);
                     const double w = in.weight[t * in.top_k + k];
                     for (int64_t d = 0; d < width; ++d) {
                       sum[d] += w * double(in.x[r * width + d]);
                     }
                   }
-                  verifier.row(View<const T>(&in.y[t * width], Shape{width}),
-                               sum, in.top_k);
+                  verifier.row(in.y.row(t * width, width), sum, in.top_k);
                 }
               }};
 }
@@ -76,14 +82,13 @@ Run make_backward(const Arguments& a) {
               [=, &in](Verifier& verifier) {
                 for (int64_t t : sampled_rows(in.tokens)) {
                   for (int64_t k = 0; k < in.top_k; ++k) {
-                    const int64_t r = in.row()(t, k);
+                    const int64_t r = in.row_of(t, k);
                     std::vector<double> expected(width);
                     for (int64_t d = 0; d < width; ++d) {
                       expected[d] = double(in.weight[t * in.top_k + k]) *
                                     double(in.y[t * width + d]);
                     }
-                    verifier.row(View<const T>(&in.dx[r * width], Shape{width}),
-                                 expected);
+                    verifier.row(in.dx.row(r * width, width), expected);
                   }
                 }
               }};
@@ -99,9 +104,12 @@ Run backward(const Arguments& a) {
 
 const std::vector<std::vector<int64_t>> kShapes = {
     {1024, 128, 2}, {1024, 2048, 8}, {1024, 6144, 8}};
+const std::vector<std::vector<int64_t>> kModels = {
+    {8192, 7168, 8}, {8192, 6144, 8}, {16384, 2048, 8}};
+const std::vector<std::string> kKeys = {"T", "H", "k"};
 const bool added =
-    add({"combine", "combine_fwd", {"T", "H", "k"}, kShapes, forward}) &&
-    add({"combine", "combine_bwd", {"T", "H", "k"}, kShapes, backward});
+    add({"combine", "combine_fwd", kKeys, kShapes, forward, kModels}) &&
+    add({"combine", "combine_bwd", kKeys, kShapes, backward, kModels});
 
 }  // namespace
 }  // namespace tapeline::bench

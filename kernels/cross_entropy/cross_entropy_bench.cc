@@ -21,6 +21,7 @@ struct Data {
     for (int64_t t = 0; t < tokens; ++t) {
       labels.push_back(static_cast<int32_t>(t * 7919 % vocabulary));
     }
+    device_labels = Array<int32_t>(labels);
   }
   void forward(Launch l) {
     cross_entropy_forward<T>(l, view_of(logits, {tokens, vocabulary}),
@@ -32,7 +33,9 @@ struct Data {
                               label_view(), view_of(lse, {tokens}),
                               view_of(weight, {tokens}));
   }
-  View<const int32_t> label_view() const { return view_of(labels, {tokens}); }
+  View<const int32_t> label_view() const {
+    return view_of(device_labels, {tokens});
+  }
   double expected_lse(int64_t t) const {
     double sum = 0;
     for (int64_t v = 0; v < vocabulary; ++v) {
@@ -42,9 +45,10 @@ struct Data {
   }
 
   int64_t tokens, vocabulary;
-  std::vector<T> start, logits;
-  std::vector<A> loss, lse, weight;
+  Array<T> start, logits;
+  Array<A> loss, lse, weight;
   std::vector<int32_t> labels;
+  Array<int32_t> device_labels;
 };
 
 template <class T>
@@ -55,58 +59,69 @@ Run make_forward(const Arguments& a) {
           .verify =
               [data](Verifier& verifier) {
                 for (int64_t t : sampled_rows(data->tokens)) {
-                  verifier.row(
-                      View<const Accumulator<T>>(&data->lse[t], Shape{1}),
-                      {data->expected_lse(t)}, data->vocabulary);
+                  verifier.row(data->lse.row(t, 1), {data->expected_lse(t)},
+                               data->vocabulary);
                 }
               }};
 }
 
-template <class T>
+// With kBoth forward and backward; the bytes are those of one read of the
+// logits and one write of their gradient.
+template <class T, bool kBoth>
 Run make_backward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a.dims);
   data->forward(a.launch);
+  const auto launch = [data, l = a.launch] {
+    if (kBoth) data->forward(l);
+    data->backward(l);
+  };
   return {
       // In place: later launches work on gradients, at the same speed.
-      .launch = [data, l = a.launch] { data->backward(l); },
+      .launch = launch,
       .cost = cross_entropy_cost(a.dims[0], a.dims[1], sizeof(T), true),
-      .verify =
-          [data, l = a.launch](Verifier& verifier) {
-            data->logits = data->start;
-            data->backward(l);
-            const int64_t n = data->vocabulary;
-            // As one row: the label's element outweighs all others of a token,
-            // so a token alone would be judged by a single rounding.
-            std::vector<T> got;
-            std::vector<double> expected;
-            for (int64_t t : sampled_rows(data->tokens)) {
-              const double lse = data->expected_lse(t);
-              for (int64_t v = 0; v < n; ++v) {
-                const double p = std::exp(double(data->start[t * n + v]) - lse);
-                expected.push_back(data->weight[t] *
-                                   (p - (v == data->labels[t])));
-                got.push_back(data->logits[t * n + v]);
-              }
-            }
-            verifier.row(
-                View<const T>(got.data(), {static_cast<int64_t>(got.size())}),
-                expected, n);
-          }};
+      .verify = [data, launch, l = a.launch](Verifier& verifier) {
+        data->logits = data->start;
+        if (!kBoth) data->forward(l);
+        launch();
+        const int64_t n = data->vocabulary;
+        // As one row: the label's element outweighs all others of a token,
+        // so a token alone would be judged by a single rounding.
+        std::vector<T> got;
+        std::vector<double> expected;
+        for (int64_t t : sampled_rows(data->tokens)) {
+          const double lse = data->expected_lse(t);
+          for (int64_t v = 0; v < n; ++v) {
+            const double p = std::exp(double(data->start[t * n + v]) - lse);
+            expected.push_back(data->weight[t] * (p - (v == data->labels[t])));
+            got.push_back(data->logits[t * n + v]);
+          }
+        }
+        verifier.row(
+            View<const T>(got.data(), {static_cast<int64_t>(got.size())}),
+            expected, n);
+      }};
 }
 
 Run forward(const Arguments& a) {
   return dispatch_float(a.dtype, [&]<class T>() { return make_forward<T>(a); });
 }
+template <bool kBoth>
 Run backward(const Arguments& a) {
   return dispatch_float(a.dtype,
-                        [&]<class T>() { return make_backward<T>(a); });
+                        [&]<class T>() { return make_backward<T, kBoth>(a); });
 }
 
 const std::vector<std::vector<int64_t>> kShapes = {
     {1024, 256}, {256, 32768}, {64, 154880}};
+const std::vector<std::vector<int64_t>> kModels = {{8192, 151936},
+                                                   {4096, 154880}};
+const std::vector<std::string> kKeys = {"T", "V"};
 const bool added =
-    add({"cross_entropy", "ce_fwd", {"T", "V"}, kShapes, forward}) &&
-    add({"cross_entropy", "ce_bwd", {"T", "V"}, kShapes, backward});
+    add({"cross_entropy", "ce_fwd", kKeys, kShapes, forward, kModels}) &&
+    add({"cross_entropy", "ce_bwd", kKeys, kShapes, backward<false>,
+         kModels}) &&
+    add({"cross_entropy", "cross_entropy_fwdbwd", kKeys, kShapes,
+         backward<true>, kModels});
 
 }  // namespace
 }  // namespace tapeline::bench

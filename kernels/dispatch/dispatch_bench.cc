@@ -7,21 +7,28 @@
 namespace tapeline::bench {
 namespace {
 
+constexpr int64_t kExperts = 64;
+
 template <class T>
 struct Data {
   explicit Data(const std::vector<int64_t>& dims)
       : tokens(dims[0]),
         width(dims[1]),
         top_k(dims[2]),
-        tables(tables_of({"", tokens, top_k, 64, 0, Load::kRandom})),
+        tables(tables_of({"", tokens, top_k, kExperts, 0, Load::kRandom})),
+        device_row(tables.row),
         x(normal<T>(tokens * width, 1)),
         routed(normal<T>(tokens * top_k * width, 2)) {}
   View<const int32_t> row() const {
-    return view_of(tables.row, {tokens, top_k});
+    return view_of(device_row, {tokens, top_k});
+  }
+  int64_t row_of(int64_t t, int64_t k) const {
+    return tables.row[t * top_k + k];
   }
   int64_t tokens, width, top_k;
   RouteTables tables;
-  std::vector<T> x, routed;
+  Array<int32_t> device_row;
+  Array<T> x, routed;
 };
 
 template <class T>
@@ -38,10 +45,9 @@ Run make_forward(const Arguments& a) {
           .verify =
               [=, &in](Verifier& verifier) {
                 for (int64_t r : sampled_rows(rows)) {
-                  const T* x = &in.x[in.tables.token[r] * width];
-                  verifier.row(
-                      View<const T>(&in.routed[r * width], Shape{width}),
-                      std::vector<double>(x, x + width));
+                  const T* x = in.x.host(in.tables.token[r] * width, width);
+                  verifier.row(in.routed.row(r * width, width),
+                               std::vector<double>(x, x + width));
                 }
               }};
 }
@@ -63,13 +69,12 @@ Run make_backward(const Arguments& a) {
                 for (int64_t t : sampled_rows(in.tokens)) {
                   std::vector<double> sum(width);
                   for (int64_t k = 0; k < in.top_k; ++k) {
-                    const int64_t r = in.row()(t, k);
+                    const int64_t r = in.row_of(t, k);
                     for (int64_t d = 0; d < width; ++d) {
                       sum[d] += double(in.routed[r * width + d]);
                     }
                   }
-                  verifier.row(View<const T>(&in.x[t * width], Shape{width}),
-                               sum, in.top_k);
+                  verifier.row(in.x.row(t * width, width), sum, in.top_k);
                 }
               }};
 }
@@ -84,9 +89,12 @@ Run backward(const Arguments& a) {
 
 const std::vector<std::vector<int64_t>> kShapes = {
     {1024, 128, 2}, {1024, 2048, 8}, {1024, 6144, 8}};
+const std::vector<std::vector<int64_t>> kModels = {
+    {8192, 7168, 8}, {8192, 6144, 8}, {16384, 2048, 8}};
+const std::vector<std::string> kKeys = {"T", "H", "k"};
 const bool added =
-    add({"dispatch", "permute_fwd", {"T", "H", "k"}, kShapes, forward}) &&
-    add({"dispatch", "permute_bwd", {"T", "H", "k"}, kShapes, backward});
+    add({"dispatch", "permute_fwd", kKeys, kShapes, forward, kModels}) &&
+    add({"dispatch", "permute_bwd", kKeys, kShapes, backward, kModels});
 
 }  // namespace
 }  // namespace tapeline::bench

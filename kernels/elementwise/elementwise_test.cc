@@ -6,6 +6,7 @@
 #include "gtest/gtest.h"
 #include "kernels/elementwise/elementwise_cases.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/threads.h"
 
@@ -36,7 +37,7 @@ void expect_close(const Buffer<T>& got, const std::vector<double>& expected) {
 TYPED_TEST(Elementwise, ComputesEveryElementOfEveryCase) {
   using T = TypeParam;
   const Launch l = launch();
-  for (const ElementwiseCase& c : elementwise_cases()) {
+  for (const ElementwiseCase& c : each(elementwise_cases())) {
     Buffer<T> a(c.shape, c.gap_x), b(c.shape, c.gap_y), y(c.shape, c.gap_y);
     a.normal(1);
     b.normal(2);
@@ -85,7 +86,7 @@ TYPED_TEST(Elementwise, ZeroStridesBroadcastAnInput) {
 TYPED_TEST(Elementwise, SumTakesAnyShape) {
   using T = TypeParam;
   using A = Accumulator<T>;
-  for (const ElementwiseCase& c : elementwise_cases()) {
+  for (const ElementwiseCase& c : each(elementwise_cases())) {
     Buffer<T> x(c.shape, c.gap_x);
     x.normal(3);
     std::vector<double> values = x.values();

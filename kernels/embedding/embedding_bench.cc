@@ -1,6 +1,7 @@
 #include <memory>
 
 #include "kernels/bench/bench.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
 
 namespace tapeline::bench {
@@ -20,12 +21,14 @@ struct Data {
     for (int64_t i = 0; i < t; ++i) {
       ids[i] = static_cast<int32_t>(i * 7919 % v);
     }
+    device_ids = Array<int32_t>(ids);
   }
 
   int64_t t, v, d;
   std::vector<int32_t> ids;
-  std::vector<T> table, dy, y;
-  std::vector<Accumulator<T>> dtable;
+  Array<int32_t> device_ids;
+  Array<T> table, dy, y;
+  Array<Accumulator<T>> dtable;
 };
 
 template <class T>
@@ -34,7 +37,7 @@ Run make_forward(const Arguments& a) {
   return {.launch =
               [data, l = a.launch] {
                 const Data<T>& in = *data;
-                embedding_forward(l, view_of(in.ids, {in.t}),
+                embedding_forward(l, view_of(in.device_ids, {in.t}),
                                   view_of(in.table, {in.v, in.d}),
                                   view_of(data->y, {in.t, in.d}));
               },
@@ -47,8 +50,7 @@ Run make_forward(const Arguments& a) {
                   for (int64_t j = 0; j < d; ++j) {
                     row.push_back(double(data->table[data->ids[i] * d + j]));
                   }
-                  verifier.row(View<const T>(data->y.data() + i * d, Shape{d}),
-                               row);
+                  verifier.row(data->y.row(i * d, d), row);
                 }
               }};
 }
@@ -59,33 +61,32 @@ template <class T>
 Run make_backward(const Arguments& a) {
   using A = Accumulator<T>;
   auto data = std::make_shared<Data<T>>(a);
-  return {
-      .launch =
-          [data, l = a.launch] {
-            const Data<T>& in = *data;
-            std::fill(data->dtable.begin(), data->dtable.end(), A(0));
-            embedding_backward(l, view_of(in.ids, {in.t}),
-                               view_of(in.dy, {in.t, in.d}),
-                               view_of(data->dtable, {in.v, in.d}));
-          },
-      .cost = {.flops = 1.0 * data->t * data->d,
-               .bytes =
-                   1.0 * data->d * (data->t * sizeof(T) + data->v * sizeof(A))},
-      .verify =
-          [data](Verifier& verifier) {
-            const int64_t d = data->d;
-            for (int64_t i : sampled_rows(data->v)) {
-              std::vector<double> row(d);
-              for (int64_t t = 0; t < data->t; ++t) {
-                if (data->ids[t] != i) continue;
-                for (int64_t j = 0; j < d; ++j) {
-                  row[j] += double(data->dy[t * d + j]);
+  return {.launch =
+              [data, l = a.launch] {
+                const Data<T>& in = *data;
+                fill(l, 0.0, view_of(data->dtable, {in.v, in.d}));
+                embedding_backward(l, view_of(in.device_ids, {in.t}),
+                                   view_of(in.dy, {in.t, in.d}),
+                                   view_of(data->dtable, {in.v, in.d}));
+              },
+          .cost = {.flops = 1.0 * data->t * data->d,
+                   .bytes = 1.0 * data->d *
+                            (data->t * sizeof(T) + data->v * sizeof(A))},
+          .verify =
+              [data](Verifier& verifier) {
+                const int64_t d = data->d;
+                for (int64_t i : sampled_rows(data->v)) {
+                  std::vector<double> row(d);
+                  for (int64_t t = 0; t < data->t; ++t) {
+                    if (data->ids[t] != i) continue;
+                    for (int64_t j = 0; j < d; ++j) {
+                      row[j] += double(data->dy[t * d + j]);
+                    }
+                  }
+                  verifier.row(data->dtable.row(i * d, d), row,
+                               data->t / data->v + 1);
                 }
-              }
-              verifier.row(View<const A>(data->dtable.data() + i * d, Shape{d}),
-                           row, data->t / data->v + 1);
-            }
-          }};
+              }};
 }
 
 Run forward(const Arguments& a) {
@@ -98,9 +99,12 @@ Run backward(const Arguments& a) {
 
 const std::vector<std::vector<int64_t>> kShapes = {{1024, 256, 128},
                                                    {4096, 32768, 512}};
+const std::vector<std::vector<int64_t>> kModels = {{16384, 151936, 2048},
+                                                   {8192, 154880, 6144}};
+const std::vector<std::string> kKeys = {"T", "V", "H"};
 const bool added =
-    add({"embedding", "embedding_fwd", {"T", "V", "H"}, kShapes, forward}) &&
-    add({"embedding", "embedding_bwd", {"T", "V", "H"}, kShapes, backward});
+    add({"embedding", "embedding_fwd", kKeys, kShapes, forward, kModels}) &&
+    add({"embedding", "embedding_bwd", kKeys, kShapes, backward, kModels});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "kernels/embedding/embedding_cases.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/threads.h"
 
@@ -39,7 +40,7 @@ struct Problem {
 
 TYPED_TEST(Embedding, ForwardCopiesRowsExactly) {
   using T = TypeParam;
-  for (const EmbeddingCase& c : embedding_cases()) {
+  for (const EmbeddingCase& c : each(embedding_cases())) {
     Problem<T> p(c);
     embedding_forward(launch(), p.ids.in(), p.table.in(), p.y.view());
     for (int64_t t = 0; t < p.tokens; ++t) {
@@ -67,7 +68,7 @@ void spread(Buffer<T>& dy) {
 TYPED_TEST(Embedding, BackwardAddsInOrderOfTokens) {
   using T = TypeParam;
   using A = Accumulator<T>;
-  for (const EmbeddingCase& c : embedding_cases()) {
+  for (const EmbeddingCase& c : each(embedding_cases())) {
     Problem<T> p(c);
     spread(p.dy);
     const std::vector<double> before = p.dtable.values(), dy = p.dy.values();

@@ -1,34 +1,73 @@
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "kernels/bench/bench.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/grad_norm/grad_norm.h"
 
 namespace tapeline::bench {
 namespace {
 
+// The norm of gradients in several tensors and the factor that clips them: what
+// an optimizer reads beside the gradients, so nothing is written but these two.
+struct Data {
+  explicit Data(const std::vector<int64_t>& dims)
+      : tensors(dims[0]),
+        n(dims[1]),
+        x(normal<float>(n, 1)),
+        partial(kNormPartials),
+        total(1),
+        factor(1) {}
+  void launch(Launch l) {
+    const Data& in = *this;
+    fill(l, 0.0, view_of(total, {1}));
+    const View<const float> rows = view_of(in.x, {tensors, n / tensors});
+    for (int64_t t = 0; t < tensors; ++t) {
+      add_squared_norm<float>(l, rows[t], view_of(partial, {kNormPartials}),
+                              view_of(total, {1}));
+    }
+    clip_factor(l, view_of(in.total, {1}), 1.0, view_of(factor, {1}));
+  }
+
+  int64_t tensors, n;
+  Array<float> x;
+  Array<double> partial, total, factor;
+};
+
 Run make(const Arguments& a) {
   CHECK(a.dtype == DType::kF32) << "[grad_norm] values are f32 here";
-  struct Data {
-    std::vector<float> x;
-    double norm = 0;
-  };
-  auto data = std::make_shared<Data>(Data{normal<float>(a.dims[0], 1)});
-  return {.launch =
-              [=, l = a.launch, n = a.dims[0]] {
-                data->norm = squared_norm<float>(l, view_of(data->x, {n}));
-              },
-          .cost = squared_norm_cost(a.dims[0]),
+  CHECK(a.dims[1] % a.dims[0] == 0) << "[grad_norm] tensors of one size";
+  auto data = std::make_shared<Data>(a.dims);
+  return {.launch = [data, l = a.launch] { data->launch(l); },
+          .cost = squared_norm_cost(data->n),
           .verify =
-              [=](Verifier& verifier) {
-                long double sum = 0;
-                for (float x : data->x) sum += static_cast<long double>(x) * x;
-                verifier.row(View<const double>(&data->norm, Shape{1}),
-                             {static_cast<double>(sum)}, a.dims[0]);
+              [data](Verifier& verifier) {
+                double sum = 0;
+                constexpr int64_t kBlock = 1 << 20;
+                for (int64_t at = 0; at < data->n; at += kBlock) {
+                  const int64_t count = std::min(kBlock, data->n - at);
+                  const float* x = data->x.host(at, count);
+                  double part = 0;
+                  for (int64_t i = 0; i < count; ++i) {
+                    part += double(x[i]) * double(x[i]);
+                  }
+                  sum += part;
+                }
+                verifier.row(data->total.row(0, 1), {sum}, data->n);
+                verifier.row(data->factor.row(0, 1),
+                             {std::min(1.0, 1 / (std::sqrt(sum) + kClipEps))},
+                             data->n);
               }};
 }
 
-const bool added = add(
-    {"grad_norm", "clip_grad_norm", {"params"}, {{100000}, {16777216}}, make});
+const bool added = add({"grad_norm",
+                        "clip_grad_norm",
+                        {"tensors", "params"},
+                        {{1, 100000}, {4, 16777216}},
+                        make,
+                        {{48, 603979776}},
+                        DType::kF32});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -6,6 +6,7 @@
 #include "kernels/grouped_matmul/grouped_matmul_cases.h"
 #include "kernels/grouped_matmul/grouped_matmul_fast.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/threads.h"
 
@@ -69,7 +70,7 @@ struct Problem {
 
 TYPED_TEST(GroupedMatmul, ForwardAndDgradAgreeWithLoops) {
   using T = TypeParam;
-  for (const GroupedMatmulCase& c : grouped_matmul_cases()) {
+  for (const GroupedMatmulCase& c : each(grouped_matmul_cases())) {
     Problem<T> p(c);
     SCOPED_TRACE(describe(p.x.in()) + " " + describe(p.w.in()));
     // Rows of no expert keep what was there: NaN.
@@ -103,7 +104,7 @@ TYPED_TEST(GroupedMatmul, ForwardAndDgradAgreeWithLoops) {
 
 TYPED_TEST(GroupedMatmul, WgradAddsEachExpertsRows) {
   using T = TypeParam;
-  for (const GroupedMatmulCase& c : grouped_matmul_cases()) {
+  for (const GroupedMatmulCase& c : each(grouped_matmul_cases())) {
     Problem<T> p(c);
     SCOPED_TRACE(describe(p.x.in()) + " " + describe(p.w.in()));
     const Buffer<Accumulator<T>> before = p.dw;

@@ -1,6 +1,7 @@
 // S queries that all see T keys.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -19,43 +20,55 @@ struct Indexer {
     q = bench::normal<T>(N * H * D, 1);
     k = bench::normal<T>(S * D, 2);
     w = bench::normal<A>(N * H, 3);
-    begin.assign(N, 0);
-    end.assign(N, static_cast<int32_t>(S));
-    scores.resize(N * S);
-    ids.resize(N * K);
-    workspace.resize(indexer_select_workspace_bytes<T>(launch(), N, S));
+    begin = bench::Array<int32_t>(N);
+    end =
+        bench::Array<int32_t>(std::vector<int32_t>(N, static_cast<int32_t>(S)));
+    if (K == 0) {
+      scores = bench::Array<A>(N * S);
+    } else {
+      ids = bench::Array<int32_t>(N * K);
+      workspace = bench::Array<std::byte>(static_cast<int64_t>(
+          indexer_select_workspace_bytes<T>(launch(), N, S)));
+    }
   }
   KeyRange range() const { return {view_of(begin, {N}), view_of(end, {N})}; }
   double scale() const { return 1 / std::sqrt(static_cast<double>(D)); }
   void score(Launch l) {
-    indexer_scores<T>(l, {q.data(), {N, H, D}}, {k.data(), {S, D}},
-                      {w.data(), {N, H}}, range(), scale(),
+    const Indexer& in = *this;
+    indexer_scores<T>(l, view_of(in.q, {N, H, D}), view_of(in.k, {S, D}),
+                      view_of(in.w, {N, H}), range(), scale(),
                       view_of(scores, {N, S}));
   }
   void select(Launch l) {
-    indexer_select<T>(l, {q.data(), {N, H, D}}, {k.data(), {S, D}},
-                      {w.data(), {N, H}}, range(), scale(), static_cast<int>(K),
-                      view_of(ids, {N, K}), workspace.data());
+    const Indexer& in = *this;
+    indexer_select<T>(l, view_of(in.q, {N, H, D}), view_of(in.k, {S, D}),
+                      view_of(in.w, {N, H}), range(), scale(),
+                      static_cast<int>(K), view_of(ids, {N, K}),
+                      workspace.data());
   }
-  std::vector<double> row(int64_t t) const {
-    std::vector<double> out(S);
-    for (int64_t s = 0; s < S; ++s) {
+  // Scores of query t and these keys.
+  std::vector<double> row(int64_t t, const std::vector<int64_t>& keys) const {
+    const T* q_row = q.host(t * H * D, H * D);
+    const A* w_row = w.host(t * H, H);
+    std::vector<double> out;
+    for (int64_t s : keys) {
+      const T* key = k.host(s * D, D);
+      double score = 0;
       for (int64_t h = 0; h < H; ++h) {
-        double dot = 0;
-        for (int64_t d = 0; d < D; ++d) {
-          dot += double(q[(t * H + h) * D + d]) * double(k[s * D + d]);
-        }
-        out[s] += double(w[t * H + h]) * std::max(dot * scale(), 0.0);
+        A dot = 0;
+        for (int64_t d = 0; d < D; ++d) dot += A(q_row[h * D + d]) * A(key[d]);
+        score += double(w_row[h]) * std::max(double(dot) * scale(), 0.0);
       }
+      out.push_back(score);
     }
     return out;
   }
 
   int64_t H, D, N, S, K;
-  std::vector<T> q, k;
-  std::vector<A> w, scores;
-  std::vector<int32_t> begin, end, ids;
-  std::vector<std::byte> workspace;
+  bench::Array<T> q, k;
+  bench::Array<A> w, scores;
+  bench::Array<int32_t> begin, end, ids;
+  bench::Array<std::byte> workspace;
 };
 
 bench::Run make_scores(const bench::Arguments& arguments) {
@@ -69,9 +82,11 @@ bench::Run make_scores(const bench::Arguments& arguments) {
     run.launch = [state, l = arguments.launch] { state->score(l); };
     run.verify = [state](bench::Verifier& verifier) {
       const Indexer<T>& x = *state;
+      const std::vector<int64_t> keys = bench::sampled_rows(x.S, 2048);
+      const Shape shape{static_cast<int64_t>(keys.size())};
       for (int64_t t : bench::sampled_rows(x.N)) {
-        verifier.row(View<const Accumulator<T>>(&x.scores[t * x.S], {x.S}),
-                     x.row(t), x.H * x.D);
+        const auto got = bench::at_columns(x.scores, t, x.S, keys);
+        verifier.row(view_of(got, shape), x.row(t, keys), x.H * x.D);
       }
     };
     return run;
@@ -90,8 +105,9 @@ bench::Run make_select(const bench::Arguments& arguments) {
     run.verify = [state](bench::Verifier& verifier) {
       const Indexer<T>& x = *state;
       const int64_t n = std::min(x.K, x.S);
-      for (int64_t t : bench::sampled_rows(x.N)) {
-        std::vector<double> all = x.row(t);
+      const std::vector<int64_t> keys = bench::sampled_rows(x.S, x.S);
+      for (int64_t t : bench::sampled_rows(x.N, x.S > 8192 ? 2 : 8)) {
+        std::vector<double> all = x.row(t, keys);
         std::vector<float> chosen;
         for (int64_t j = 0; j < n; ++j) {
           chosen.push_back(static_cast<float>(all[x.ids[t * x.K + j]]));
@@ -111,12 +127,14 @@ const bool added =
                 "dsa_indexer_scores",
                 {"heads", "d", "S", "T"},
                 {{4, 32, 512, 512}, {32, 128, 64, 2048}},
-                make_scores}) &&
+                make_scores,
+                {{32, 128, 1024, 65536}, {64, 128, 1024, 65536}}}) &&
     bench::add({"indexer",
                 "dsa_indexer_select",
                 {"heads", "d", "S", "T", "topk"},
                 {{4, 32, 512, 512, 64}, {32, 128, 64, 2048, 256}},
-                make_select});
+                make_select,
+                {{32, 128, 1024, 65536, 2048}, {64, 128, 1024, 65536, 2048}}});
 
 }  // namespace
 }  // namespace tapeline

@@ -27,16 +27,17 @@ struct Loss {
     q = bench::normal<T>(S * H * D, 3);
     kv = bench::normal<T>(S * D, 4);
     w = bench::normal<A>(S * Hi, 5);
-    o.resize(q.size());
-    dqi.resize(qi.size());
-    dki.resize(ki.size());
-    lse.resize(S * H);
-    loss.resize(S);
-    dscore.resize(S * K);
-    dw.resize(w.size());
+    o = bench::Array<T>(q.size());
+    dqi = bench::Array<T>(qi.size());
+    dki = bench::Array<T>(ki.size());
+    lse = bench::Array<A>(S * H);
+    loss = bench::Array<A>(S);
+    dscore = bench::Array<A>(S * K);
+    dw = bench::Array<A>(w.size());
+    one = bench::Array<A>(std::vector<A>{1});
     ids.resize(S * K);
-    offsets.resize(S + 1);
-    entries.resize(S * K);
+    offsets = bench::Array<int32_t>(S + 1);
+    entries = bench::Array<int32_t>(S * K);
     std::mt19937 engine(6);
     std::vector<int32_t> keys(S);
     for (int64_t s = 0; s < S; ++s) keys[s] = static_cast<int32_t>(s);
@@ -46,10 +47,11 @@ struct Loss {
         ids[t * K + j] = keys[j];
       }
     }
+    device_ids = bench::Array<int32_t>(ids);
     sparse_attention_forward<T>(l, {q.data(), {S, H, D}}, {kv.data(), {S, D}},
-                                {ids.data(), {S, K}}, scale(D),
+                                {device_ids.data(), {S, K}}, scale(D),
                                 view_of(o, {S, H, D}), view_of(lse, {S, H}));
-    invert_ids(l, {ids.data(), {S, K}}, view_of(offsets, {S + 1}),
+    invert_ids(l, {device_ids.data(), {S, K}}, view_of(offsets, {S + 1}),
                view_of(entries, {S * K}));
     forward(l);
   }
@@ -60,14 +62,14 @@ struct Loss {
     indexer_loss_forward<T>(
         l, {qi.data(), {S, Hi, Di}}, {ki.data(), {S, Di}}, {w.data(), {S, Hi}},
         scale(Di), {q.data(), {S, H, D}}, {kv.data(), {S, D}},
-        {lse.data(), {S, H}}, scale(D), {ids.data(), {S, K}},
+        {lse.data(), {S, H}}, scale(D), {device_ids.data(), {S, K}},
         view_of(loss, {S}), view_of(dscore, {S, K}));
   }
   void backward(Launch l) {
     indexer_loss_backward<T>(
-        l, {dscore.data(), {S, K}}, {&one, {S}, {0}}, {qi.data(), {S, Hi, Di}},
-        {ki.data(), {S, Di}}, {w.data(), {S, Hi}}, scale(Di),
-        {ids.data(), {S, K}}, {offsets.data(), {S + 1}},
+        l, {dscore.data(), {S, K}}, {one.data(), {S}, {0}},
+        {qi.data(), {S, Hi, Di}}, {ki.data(), {S, Di}}, {w.data(), {S, Hi}},
+        scale(Di), {device_ids.data(), {S, K}}, {offsets.data(), {S + 1}},
         {entries.data(), {S * K}}, view_of(dqi, {S, Hi, Di}),
         view_of(dki, {S, Di}), view_of(dw, {S, Hi}));
   }
@@ -107,18 +109,18 @@ struct Loss {
       }
       const int64_t terms = 16 * (K + D);
       if (gradient) {
-        verifier.row(View<const T>(&dqi[t * Hi * Di], {Di}), dq, terms);
+        verifier.row(dqi.row(t * Hi * Di, Di), dq, terms);
       } else {
-        verifier.row(View<const A>(&dscore[t * K], {K}), expected, terms);
+        verifier.row(dscore.row(t * K, K), expected, terms);
       }
     }
   }
 
   int64_t Hi, Di, H, D, S, K;
-  std::vector<T> qi, ki, q, kv, o, dqi, dki;
-  std::vector<A> w, lse, loss, dscore, dw;
-  std::vector<int32_t> ids, offsets, entries;
-  A one = 1;
+  bench::Array<T> qi, ki, q, kv, o, dqi, dki;
+  bench::Array<A> w, lse, loss, dscore, dw, one;
+  std::vector<int32_t> ids;
+  bench::Array<int32_t> device_ids, offsets, entries;
 };
 
 template <bool kGradient>
@@ -145,10 +147,14 @@ const std::vector<std::string> kKeys = {"index_heads", "index_d", "heads",
                                         "dqk",         "S",       "topk"};
 const std::vector<std::vector<int64_t>> kShapes = {{4, 32, 4, 80, 512, 64}};
 
+// GLM-5.2.
+const std::vector<std::vector<int64_t>> kModels = {
+    {32, 128, 64, 576, 2048, 1024}};
+
 const bool added = bench::add({"indexer_loss", "dsa_indexer_loss_fwd", kKeys,
-                               kShapes, make<false>}) &&
+                               kShapes, make<false>, kModels}) &&
                    bench::add({"indexer_loss", "dsa_indexer_loss_bwd", kKeys,
-                               kShapes, make<true>});
+                               kShapes, make<true>, kModels});
 
 }  // namespace
 }  // namespace tapeline

@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "kernels/layer_norm/layer_norm_cases.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
 #include "tests/support/fixture.h"
@@ -62,7 +63,7 @@ struct Problem {
 
 TYPED_TEST(LayerNorm, AgreesWithItsDefinition) {
   using T = TypeParam;
-  for (const LayerNormCase& c : layer_norm_cases()) {
+  for (const LayerNormCase& c : each(layer_norm_cases())) {
     Problem<T> p(c);
     SCOPED_TRACE(describe(p.x.in()));
     const std::vector<double> x = p.x.values(), w = p.w.values(),

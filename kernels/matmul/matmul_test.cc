@@ -3,6 +3,7 @@
 #include "gtest/gtest.h"
 #include "kernels/matmul/matmul_cases.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/threads.h"
 
@@ -74,16 +75,16 @@ void check(const MatmulCase& c) {
 }
 
 TEST(Matmul, AgreesWithThreeLoopsInF32) {
-  for (const MatmulCase& c : matmul_cases()) check<float, float>(c);
+  for (const MatmulCase& c : each(matmul_cases())) check<float, float>(c);
 }
 TEST(Matmul, AgreesWithThreeLoopsInBf16) {
-  for (const MatmulCase& c : matmul_cases()) check<bf16, bf16>(c);
+  for (const MatmulCase& c : each(matmul_cases())) check<bf16, bf16>(c);
 }
 TEST(Matmul, AgreesWithThreeLoopsFromBf16ToF32) {
-  for (const MatmulCase& c : matmul_cases()) check<bf16, float>(c);
+  for (const MatmulCase& c : each(matmul_cases())) check<bf16, float>(c);
 }
 TEST(Matmul, AgreesWithThreeLoopsInF64) {
-  for (const MatmulCase& c : matmul_cases()) check<double, double>(c);
+  for (const MatmulCase& c : each(matmul_cases())) check<double, double>(c);
 }
 
 // Products of 1 and 2^-7 added to 1024: a bf16 sum would lose each.

@@ -12,12 +12,12 @@ Run make(const Arguments& a) {
   CHECK(a.dtype == DType::kF32) << "[muon] values are f32 here";
   const Shape shape{a.dims[0], a.dims[1], a.dims[2]};
   struct Data {
-    std::vector<float> start, update, workspace;
+    Array<float> start, update, workspace;
   };
   auto data =
       std::make_shared<Data>(Data{normal<float>(shape.elements(), 1), {}, {}});
   data->update = data->start;
-  data->workspace.resize(muon_workspace(shape));
+  data->workspace = Array<float>(muon_workspace(shape));
   const auto launch = [=, l = a.launch] {
     muon_orthogonalize<float>(
         l, view_of(data->update, shape),
@@ -37,14 +37,15 @@ Run make(const Arguments& a) {
           return m <= n ? i * n + j : j * n + i;  // short side first
         };
         const int64_t length = std::max(m, n);
+        const float* start = data->start.host(0, m * n);
         std::vector<double> x(m * n);
         double norm = 0;
         for (int64_t i = 0; i < m * n; ++i) {
-          norm += double(data->start[i]) * data->start[i];
+          norm += double(start[i]) * start[i];
         }
         for (int64_t i = 0; i < r; ++i) {
           for (int64_t j = 0; j < length; ++j) {
-            x[i * length + j] = data->start[at(i, j)] / std::sqrt(norm);
+            x[i * length + j] = start[at(i, j)] / std::sqrt(norm);
           }
         }
         for (int step = 0; step < 5; ++step) {
@@ -93,7 +94,9 @@ const bool added = add({"muon",
                         "muon_orthogonalize",
                         {"B", "M", "N"},
                         {{64, 64, 128}, {8, 128, 32}, {1, 256, 256}},
-                        make});
+                        make,
+                        {{16, 256, 512}},
+                        DType::kF32});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "kernels/bench/bench.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace tapeline::bench {
@@ -28,6 +29,7 @@ struct Data {
   }
   void backward(Launch l) {
     const Data& in = *this;
+    ++launches;
     rms_norm_backward(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
                       view_of(in.w, {d}), view_of(in.rstd, {n}),
                       view_of(dx, {n, d}));
@@ -46,8 +48,9 @@ struct Data {
   }
 
   int64_t n, d;
-  std::vector<T> x, w, dy, y, dx;
-  std::vector<Accumulator<T>> rstd, dw;
+  int64_t launches = 0;  // dw grows with each
+  Array<T> x, w, dy, y, dx;
+  Array<Accumulator<T>> rstd, dw;
 };
 
 template <class T>
@@ -65,13 +68,52 @@ Run make_forward(const Arguments& a) {
                     y[j] =
                         double(data->x[i * d + j]) * rstd * double(data->w[j]);
                   }
-                  verifier.row(View<const T>(data->y.data() + i * d, Shape{d}),
-                               y, d);
+                  verifier.row(data->y.row(i * d, d), y, d);
                 }
               }};
 }
 
-// dx and dw. dw grows with every launch, so dx alone is checked.
+// The residual's sum and its norm, in two launches; the bytes are those of one
+// that would read x and the residual once and write both.
+template <class T>
+Run make_add_norm(const Arguments& a) {
+  auto data = std::make_shared<Data<T>>(a);
+  auto sum = std::make_shared<Array<T>>(data->n * data->d);
+  return {.launch =
+              [data, sum, l = a.launch] {
+                const Data<T>& in = *data;
+                const int64_t n = in.n, d = in.d;
+                add(l, view_of(in.x, {n, d}), view_of(in.dy, {n, d}),
+                    view_of(*sum, {n, d}));
+                rms_norm_forward(
+                    l, View<const T>(view_of(*sum, {n, d})), view_of(in.w, {d}),
+                    kEps, view_of(data->y, {n, d}), view_of(data->rstd, {n}));
+              },
+          .cost = {.bytes = 4.0 * data->n * data->d * sizeof(T)},
+          .verify =
+              [data, sum](Verifier& verifier) {
+                const int64_t d = data->d;
+                for (int64_t i : sampled_rows(data->n)) {
+                  const T* x = data->x.host(i * d, d);
+                  const T* residual = data->dy.host(i * d, d);
+                  const T* s = sum->host(i * d, d);
+                  std::vector<double> both(d), y(d);
+                  double squares = 0;
+                  for (int64_t j = 0; j < d; ++j) {
+                    both[j] = double(x[j]) + double(residual[j]);
+                    squares += double(s[j]) * double(s[j]);
+                  }
+                  const double rstd = 1 / std::sqrt(squares / d + kEps);
+                  for (int64_t j = 0; j < d; ++j) {
+                    y[j] = double(s[j]) * rstd * double(data->w[j]);
+                  }
+                  verifier.row(sum->row(i * d, d), both);
+                  verifier.row(data->y.row(i * d, d), y, d);
+                }
+              }};
+}
+
+// dx and dw.
 template <class T>
 Run make_backward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a);
@@ -90,14 +132,31 @@ Run make_backward(const Arguments& a) {
                             (double(data->dy[i * d + j]) * double(data->w[j]) -
                              x * rstd * rstd * projection);
                   }
-                  verifier.row(View<const T>(data->dx.data() + i * d, Shape{d}),
-                               dx, d);
+                  verifier.row(data->dx.row(i * d, d), dx, d);
                 }
+                const std::vector<int64_t> columns = sampled_rows(d, 64);
+                std::vector<double> dw(columns.size());
+                for (int64_t i = 0; i < data->n; ++i) {
+                  const T* dy = data->dy.host(i * d, d);
+                  const T* x = data->x.host(i * d, d);
+                  const double rstd = data->rstd[i];
+                  for (size_t c = 0; c < columns.size(); ++c) {
+                    dw[c] += double(dy[columns[c]]) * double(x[columns[c]]) *
+                             rstd * static_cast<double>(data->launches);
+                  }
+                }
+                const auto got = at_columns(data->dw, 0, d, columns);
+                verifier.row(view_of(got, {static_cast<int64_t>(dw.size())}),
+                             dw, data->n + data->launches);
               }};
 }
 
 Run forward(const Arguments& a) {
   return dispatch_float(a.dtype, [&]<class T>() { return make_forward<T>(a); });
+}
+Run add_norm(const Arguments& a) {
+  return dispatch_float(a.dtype,
+                        [&]<class T>() { return make_add_norm<T>(a); });
 }
 Run backward(const Arguments& a) {
   return dispatch_float(a.dtype,
@@ -106,9 +165,13 @@ Run backward(const Arguments& a) {
 
 const std::vector<std::vector<int64_t>> kShapes = {
     {512, 128}, {1024, 128}, {4096, 2048}};
+const std::vector<std::vector<int64_t>> kModels = {{16384, 7168},
+                                                   {32768, 2048}};
+const std::vector<std::string> kKeys = {"T", "H"};
 const bool added =
-    add({"rms_norm", "rmsnorm_fwd", {"T", "H"}, kShapes, forward}) &&
-    add({"rms_norm", "rmsnorm_bwd", {"T", "H"}, kShapes, backward});
+    add({"rms_norm", "rmsnorm_fwd", kKeys, kShapes, forward, kModels}) &&
+    add({"rms_norm", "add_rmsnorm_fwd", kKeys, kShapes, add_norm, kModels}) &&
+    add({"rms_norm", "rmsnorm_bwd", kKeys, kShapes, backward, kModels});
 
 }  // namespace
 }  // namespace tapeline::bench

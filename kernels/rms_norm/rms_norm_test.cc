@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "kernels/rms_norm/rms_norm_cases.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
 #include "tests/support/fixture.h"
@@ -56,7 +57,7 @@ struct Problem {
 // d y_k / d x_j = w_k rstd (delta_kj - x_k x_j rstd^2 / D).
 TYPED_TEST(RmsNorm, AgreesWithItsDefinition) {
   using T = TypeParam;
-  for (const RmsNormCase& c : rms_norm_cases()) {
+  for (const RmsNormCase& c : each(rms_norm_cases())) {
     Problem<T> p(c);
     SCOPED_TRACE(describe(p.x.in()));
     const std::vector<double> x = p.x.values(), w = p.w.values(),

@@ -7,6 +7,7 @@
 #include "kernels/rope/rope_cases.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
 #include "tests/support/fixture.h"
@@ -66,7 +67,7 @@ struct Problem {
 // As products of complex numbers; what is not rotated stays poison.
 TYPED_TEST(Rope, TurnsPairs) {
   using T = TypeParam;
-  for (const RopeCase& c : rope_cases()) {
+  for (const RopeCase& c : each(rope_cases())) {
     for (const bool interleaved : {false, true}) {
       Problem<T> p(c);
       SCOPED_TRACE(describe(p.x.in()));

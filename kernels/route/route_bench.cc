@@ -11,21 +11,21 @@ Run make(const Arguments& a) {
   const int64_t tokens = a.dims[0], experts = a.dims[1], top_k = a.dims[2];
   const int64_t rows = tokens * top_k;
   struct Data {
-    std::vector<int32_t> ids, offsets, row, token, slot;
+    std::vector<int32_t> ids;
+    Array<int32_t> device_ids, offsets, row, token, slot;
   };
-  auto data = std::make_shared<Data>();
+  std::vector<int32_t> ids;
   std::mt19937 random(1);
   for (int64_t i = 0; i < rows; ++i) {
-    data->ids.push_back(static_cast<int32_t>(random() % experts));
+    ids.push_back(static_cast<int32_t>(random() % experts));
   }
-  data->offsets.resize(experts + 1);
-  data->row.resize(rows);
-  data->token.resize(rows);
-  data->slot.resize(rows);
+  auto data = std::make_shared<Data>(
+      Data{ids, Array<int32_t>(ids), Array<int32_t>(experts + 1),
+           Array<int32_t>(rows), Array<int32_t>(rows), Array<int32_t>(rows)});
   return {.launch =
               [=, l = a.launch] {
                 const Data& in = *data;
-                route(l, view_of(in.ids, {tokens, top_k}),
+                route(l, view_of(in.device_ids, {tokens, top_k}),
                       view_of(data->offsets, {experts + 1}),
                       view_of(data->row, {tokens, top_k}),
                       view_of(data->token, {rows}),
@@ -51,7 +51,9 @@ const bool added = add({"route",
                         "route_sort_index",
                         {"T", "E", "k"},
                         {{1024, 8, 2}, {16384, 256, 8}},
-                        make});
+                        make,
+                        {{16384, 256, 8}},
+                        DType::kF32});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -17,12 +17,12 @@ struct Data {
         y(shape.elements()),
         dgate(shape.elements()),
         dup(shape.elements()) {}
-  View<const T> row(const std::vector<T>& of, int64_t i) const {
-    return {of.data() + i * shape[1], Shape{shape[1]}};
+  View<const T> row(const Array<T>& of, int64_t i) const {
+    return of.row(i * shape[1], shape[1]);
   }
 
   Shape shape;
-  std::vector<T> gate, up, dy, y, dgate, dup;
+  Array<T> gate, up, dy, y, dgate, dup;
 };
 
 template <class T>
@@ -90,9 +90,11 @@ Run backward(const Arguments& a) {
 }
 
 const std::vector<std::vector<int64_t>> kShapes = {{1024, 256}, {4096, 2048}};
+const std::vector<std::vector<int64_t>> kModels = {{65536, 2048}};
+const std::vector<std::string> kKeys = {"rows", "I"};
 const bool added =
-    add({"swiglu", "swiglu_fwd", {"rows", "I"}, kShapes, forward}) &&
-    add({"swiglu", "swiglu_bwd", {"rows", "I"}, kShapes, backward});
+    add({"swiglu", "swiglu_fwd", kKeys, kShapes, forward, kModels}) &&
+    add({"swiglu", "swiglu_bwd", kKeys, kShapes, backward, kModels});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "kernels/swiglu/swiglu_cases.h"
 #include "tests/support/buffer.h"
+#include "tests/support/cases.h"
 #include "tests/support/close.h"
 #include "tests/support/finite_differences.h"
 #include "tests/support/fixture.h"
@@ -53,7 +54,7 @@ struct Problem {
 
 TYPED_TEST(Swiglu, AgreesWithItsDefinition) {
   using T = TypeParam;
-  for (const SwigluCase& c : swiglu_cases()) {
+  for (const SwigluCase& c : each(swiglu_cases())) {
     Problem<T> p(c);
     SCOPED_TRACE(describe(p.y.in()));
     const std::vector<double> in = p.in.values(), dy = p.dy.values();

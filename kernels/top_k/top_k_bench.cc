@@ -12,23 +12,24 @@ namespace {
 template <class S>
 bench::Run make_of(const bench::Arguments& arguments) {
   struct State {
-    std::vector<S> scores;
-    std::vector<int32_t> ids;
+    bench::Array<S> scores;
+    bench::Array<int32_t> ids;
   };
   const int64_t rows = arguments.dims[0], keys = arguments.dims[1],
                 k = arguments.dims[2];
   const auto state = std::make_shared<State>();
   state->scores = bench::normal<S>(rows * keys, 1);
-  state->ids.resize(rows * k);
+  state->ids = bench::Array<int32_t>(rows * k);
   bench::Run run;
   run.cost = {0, static_cast<double>(rows) * (keys * sizeof(S) + 4 * k)};
   run.launch = [=, l = arguments.launch] {
-    top_k<S>(l, view_of(state->scores, {rows, keys}), {}, static_cast<int>(k),
+    const State& in = *state;
+    top_k<S>(l, view_of(in.scores, {rows, keys}), {}, static_cast<int>(k),
              view_of(state->ids, {rows, k}));
   };
   run.verify = [=](bench::Verifier& verifier) {
     for (int64_t i : bench::sampled_rows(rows)) {
-      const S* x = state->scores.data() + i * keys;
+      const S* x = state->scores.host(i * keys, keys);
       std::vector<int32_t> order(keys);
       for (int64_t s = 0; s < keys; ++s) order[s] = static_cast<int32_t>(s);
       std::stable_sort(order.begin(), order.end(),
@@ -57,7 +58,9 @@ const bool added = bench::add({"top_k",
                                "dsa_topk",
                                {"rows", "T", "k"},
                                {{512, 512, 64}, {64, 32768, 2048}},
-                               make});
+                               make,
+                               {{1024, 32768, 2048}, {1024, 131072, 2048}},
+                               DType::kF32});
 
 }  // namespace
 }  // namespace tapeline

@@ -93,9 +93,13 @@ TEST_P(Parity, EveryTensorOfTheGoldenIsEqual) {
   EXPECT_EQ(report->forms.size(), latent ? 2u : 1u);
 }
 
+// Of an archive that is not there (the GPU bundle lacks the largest) nothing is
+// asked; where its cases run they fail without it.
 TEST(Parity, NoGoldenOfTheArchivesIsLeftOut) {
   std::set<std::string> listed;
-  for (const Case& c : all_cases()) listed.insert(c.golden());
+  for (const Case& c : all_cases()) {
+    if (is_directory("tests/data/" + c.family)) listed.insert(c.golden());
+  }
   int files = 0;
   for (const char* family :
        {"llama", "qwen3", "qwen3moe", "glm", "glm_kernel", "dsv3", "dsv32",
@@ -116,6 +120,7 @@ TEST(Parity, NoGoldenOfTheArchivesIsLeftOut) {
       }
     }
   }
+  EXPECT_GT(files, 0);
   EXPECT_EQ(files, static_cast<int>(listed.size()));
 }
 

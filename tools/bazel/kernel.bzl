@@ -7,6 +7,32 @@ load("//tools/bazel:cuda.bzl", "CUDA_ONLY", "cuda_library", "if_cuda")
 # reduction (kernels/simd_math.h) stay in registers.
 KERNEL_COPTS = ["-O3", "-fopenmp-simd"]
 
+# The ops below kernels/, each with tests and a benchmark that run on both sides.
+OPS = [
+    "adamw",
+    "attention",
+    "aux_loss",
+    "combine",
+    "cross_entropy",
+    "dispatch",
+    "elementwise",
+    "embedding",
+    "grad_norm",
+    "grouped_matmul",
+    "indexer",
+    "indexer_loss",
+    "layer_norm",
+    "matmul",
+    "muon",
+    "rms_norm",
+    "rope",
+    "route",
+    "router",
+    "sparse_attention",
+    "swiglu",
+    "top_k",
+]
+
 _VISIBILITY = [
     "//autograd:__subpackages__",
     "//kernels:__subpackages__",

@@ -6,25 +6,32 @@
 
 A test that ends the process, or takes longer than --timeout, has failed, and
 the tests after it run in a new process. With --limit tests still to come when
-it is reached have failed, too. The last line is "N passed, N failed, N
-skipped". Exit codes: 0, all passed; 1, some failed or were skipped; 3, no GPU.
+it is reached have failed, too. For every op below kernels/ it says how many
+cases of its tables ran and how many they have, counted once for each test that
+goes through a table; without --filter the two must be equal, and not 0. The
+last line is "N passed, N failed, N skipped". Exit codes: 0, all passed; 1, some
+failed, were skipped or not run; 3, no GPU.
 """
 
 import argparse
 import collections
 import glob
+import json
 import lzma
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
 RUN = re.compile(r"\[ RUN      \] (\S+)$")
 END = re.compile(r"\[ +(OK|FAILED|SKIPPED) +\] (\S+?),? .*\((\d+) ms\)$")
+# What tests/support/cases.h says at a table's end.
+CASES = re.compile(r"\[  CASES   \] (\d+) of (\d+)$")
 NO_GPU = 3
 
 # Goldens that the bundle has no room for, and the tests that read them.
@@ -44,21 +51,44 @@ def unpack():
 
 
 def list_tests(binary, pattern):
-    """Returns the names that the pattern selects."""
-    done = subprocess.run(
-        [binary, "--gtest_list_tests", "--gtest_filter=" + pattern],
-        capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{binary} ended with {done.returncode}: {done.stderr}")
-    names = []
-    suite = ""
-    for line in done.stdout.splitlines():
-        name = line.split("#")[0].rstrip()
-        if name.startswith("  "):
-            names.append(suite + name.strip())
-        elif name.endswith("."):
-            suite = name
-    return names
+    """Returns the tests that the pattern selects: name -> what gtest says."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        done = subprocess.run(
+            [binary, "--gtest_list_tests", "--gtest_filter=" + pattern,
+             "--gtest_output=json:" + file.name],
+            capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"{binary} ended with {done.returncode}: {done.stderr}")
+        suites = json.load(file)["testsuites"]
+    return {f"{suite['name']}.{test['name']}": test
+            for suite in suites for test in suite["testsuite"]}
+
+
+def op_of(test):
+    """Returns the folder below kernels/ that the test's file lies in."""
+    match = re.search(r"(?:^|/)kernels/(\w+)/", test.get("file", ""))
+    return match[1] if match else None
+
+
+def count_cases(binary, results, loops):
+    """Returns op -> [cases run, cases in tables], of all tests of the binary.
+
+    A test with a value parameter is a case of the table that it was made from;
+    a test that loops over a table has said how far it came.
+    """
+    ops = {}
+    for name, test in list_tests(binary, "*").items():
+        op = op_of(test)
+        if op is None:
+            continue
+        count = ops.setdefault(op, [0, 0])
+        if "value_param" in test:
+            count[0] += results.get(name, ("",))[0] == "OK"
+            count[1] += 1
+        for run, cases in loops.get(name, []):
+            count[0] += run
+            count[1] += cases
+    return ops
 
 
 class Process:
@@ -66,12 +96,14 @@ class Process:
 
     def __init__(self, binary, names, timeout, deadline, log):
         self.results = {}  # name -> (result, seconds, text)
+        self.loops = collections.defaultdict(list)  # name -> (run, cases)
         self.running = None
         self.late = False
         self._timeout = timeout
         self._deadline = deadline
         self._begin = time.monotonic()
-        environment = dict(os.environ, GTEST_FILTER=":".join(names))
+        environment = dict(os.environ, GTEST_FILTER=":".join(names),
+                           TAPELINE_COUNT_CASES="1")
         self._child = subprocess.Popen(
             [binary, "--gtest_color=no"], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -101,6 +133,8 @@ class Process:
                                       "\n".join(text))
             self.running = None
             self._begin = time.monotonic()
+        elif match := CASES.match(line):
+            self.loops[self.running].append((int(match[1]), int(match[2])))
         else:
             text.append(line)
 
@@ -147,8 +181,9 @@ def main():
         if not os.path.isdir("tests/data/" + golden):
             print(f"no tests/data/{golden}: tests {tests} are left out")
             pattern += (":" if "-" in pattern else "-") + tests
-    names = list_tests(options.binary, pattern)
+    names = list(list_tests(options.binary, pattern))
     results = {}
+    loops = {}
     with open(options.log, "w", encoding="utf-8") as log:
         left = names
         while left and time.monotonic() < deadline:
@@ -158,6 +193,7 @@ def main():
                 print("no GPU", file=sys.stderr)
                 return NO_GPU
             results.update(process.results)
+            loops.update(process.loops)
             before = len(left)
             left = [name for name in left if name not in results]
             if len(left) == before:
@@ -178,12 +214,21 @@ def main():
     print(f"{len(suites)} suites, {len(names)} tests in the binary")
     for suite, count in sorted(suites.items()):
         print(f"  {suite}: {count['OK']} of {sum(count.values())} passed")
+    differ = 0
+    for op, (run, cases) in sorted(
+            count_cases(options.binary, results, loops).items()):
+        same = run == cases and cases > 0
+        differ += not same
+        print(f"  {op}: cases run {run} / cases in tables {cases}"
+              + ("" if same else ", which differ"))
+    if options.filter != "*":
+        differ = 0  # what was not asked for did not run
     if options.xml:
         write_xml(options.xml, names, results)
     total = sum(suites.values(), collections.Counter())
     print(f"{total['OK']} passed, {total['FAILED']} failed, "
           f"{total['SKIPPED']} skipped")
-    return 1 if total["FAILED"] or total["SKIPPED"] else 0
+    return 1 if total["FAILED"] or total["SKIPPED"] or differ else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@
     python3 tools/results/tables.py training FILE.jsonl    # a run's metrics
     python3 tools/results/tables.py benchmark FILE.json    # Google Benchmark
     python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
-    python3 tools/results/tables.py kernels FILE.jsonl     # rates of kernels
+    python3 tools/results/tables.py kernels FILE.jsonl     # bench --json
+
+The last one prints a whole page, of rows of `bench --json --baseline=..` and, if
+they are there, of tools/gpu/anchors.py.
 """
 import json
 import sys
@@ -65,13 +68,86 @@ def memory(path):
           + ".")
 
 
+# What each op of `bench` has to reach: a share of the copy or the product that
+# was measured in the same run, microseconds at most, or times as fast as the
+# baseline.
+MEMORY_BOUND = ("of copy", 0.85)
+GOALS = {
+    **dict.fromkeys(
+        ["permute_fwd", "permute_bwd", "combine_fwd", "combine_bwd", "swiglu_fwd", "swiglu_bwd", "rmsnorm_fwd",
+         "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd", "rope_fwd", "rope_bwd", "embedding_fwd", "embedding_bwd",
+         "add", "cast", "add_rmsnorm_fwd", "cross_entropy_fwdbwd", "adamw", "clip_grad_norm", "ce_fwd", "ce_bwd"],
+        MEMORY_BOUND),
+    "grouped_fwd": ("of GEMM", 0.65), "grouped_dgrad": ("of GEMM", 0.65),
+    "grouped_wgrad": ("of GEMM", 0.60),
+    "dsa_indexer_scores": ("of GEMM", 0.30), "dsa_topk": ("x baseline", 3.0),
+    "sparse_mla_fwd": ("of GEMM", 0.25), "sparse_mla_bwd": ("of GEMM", 0.12),
+    "linear_ce_fwdbwd": ("of GEMM", 0.65),
+    "sdpa_causal_fwd": ("of GEMM", 0.40), "sdpa_causal_bwd": ("of GEMM", 0.28),
+    "router_topk": ("us at most", 40.0), "route_sort_index": ("us at most", 25.0),
+    "moe_ffn_fwdbwd": ("x baseline", 1.0),
+}
+
+
+def judge(row):
+    """Goal, what was reached, and whether it misses; None without a goal or a measurement of it."""
+    kind, bound = GOALS.get(row["op"], (None, None))
+    if kind is None:
+        return "", "", None
+    if kind == "x baseline" and row["x_baseline"] is None:
+        return f"{bound:g} {kind}", "no baseline", None
+    if kind == "us at most":
+        return f"{bound:g} {kind}", f"{row['us']:.1f}", row["us"] > bound
+    value = (row["x_baseline"] if kind == "x baseline" else
+             row["gbps"] / row["ceiling_gbps"] if kind == "of copy" else row["tflops"] / row["ceiling_tflops"])
+    return f"{bound:g} {kind}", f"{value:.2f}", value < bound
+
+
 def kernels(path):
-    print("| op | shape | who | us | TFLOP/s | of 790 |\n|---|---|---|---|---|---|")
-    for r in (json.loads(line) for line in open(path)):
-        shape = " ".join(f"{key}={value}" for key, value in r["shape"].items())
-        rate = r.get("tflops") or 0
-        print(f"| {r['op']} | {shape} | {r['impl']} | {r['us']:.0f} | {rate:.0f} | {rate / 790:.2f} |"
-              if rate else f"| {r['op']} | {shape} | {r['impl']} | {r['us']:.0f} | | |")
+    rows = [json.loads(line) for line in open(path)]
+    ours = [r for r in rows if r["impl"] == "tapeline"]
+    anchors = [r for r in rows if r["impl"] != "tapeline"]
+    if not ours:
+        sys.exit(f"{path}: no row of tapeline's")
+    first = ours[0]
+
+    def shape(row):
+        return " ".join(f"{key}={value}" for key, value in row["shape"].items())
+
+    def only(key):
+        return ", ".join(sorted({str(r[key]) for r in ours}))
+
+    print(f"# Kernels alone, one {only('device')}")
+    print(f"\nFrom `{path.split('/')[-1]}` by `python3 tools/results/tables.py kernels`. Driver {only('driver')}, device "
+          f"{only('device_uuid')}, commit {only('commit')}; command: `{only('command')}`.")
+    squares = [r["ceiling_tflops"] for r in ours if r.get("ceiling_tflops")]
+    print(f"Ceilings of the same run: copy {first['ceiling_gbps']:.0f} GB/s, a bf16 product of 8192^3 by cuBLASLt "
+          f"{min(squares):.0f} TFLOP/s; grouped products are held against the faster of that and one product of their "
+          f"size (up to {max(squares):.0f}). Times are medians of seven bursts, each after a pause that lets the card's clock recover; `of ceiling` is the time that work and "
+          "bytes would take at the ceilings over the time it took. Sampled rows of every timed launch were compared "
+          f"with a plain loop in f64: {sum(r['verified'] for r in ours)} of {len(ours)} agree.")
+    missing = [r for r in ours if judge(r)[2]]
+    judged = [r for r in ours if judge(r)[2] is not None]
+    print(f"\n{len(judged) - len(missing)} of {len(judged)} rows with a goal reach it."
+          + (" Misses: " + ", ".join(f"{r['op']} ({shape(r)})" for r in missing) + "." if missing else ""))
+    print("\n| op | shape | us | TFLOP/s | GB/s | of ceiling | x baseline | goal | reached | misses |"
+          "\n|---|---|---|---|---|---|---|---|---|---|")
+    for r in ours:
+        goal, reached, miss = judge(r)
+        rate = f"{r['tflops']:.0f}" if r["tflops"] >= 1 else ""
+        # A link has no ceiling here; a composed op states no bytes.
+        gbps = f"{r['gbps']:.0f}" if r["gbps"] else ""
+        share = f"{r['pct_ceiling'] / 100:.2f}" if r.get("pct_ceiling") else ""
+        base = f"{r['x_baseline']:.2f} ({r['baseline_impl']})" if r.get("x_baseline") else ""
+        wrong = "" if r["verified"] else " **wrong**"
+        print(f"| {r['op']}{wrong} | {shape(r)} | {r['us']:.1f} | {rate} | {gbps} | {share} | {base} | {goal} "
+              f"| {reached} | {'misses' if miss else ''} |")
+    if anchors:
+        print("\nThe baseline's times are of another day; three of them, measured again beside these:"
+              "\n\n| op | by | shape | us | then | ratio | within 3 % |\n|---|---|---|---|---|---|---|")
+        for r in anchors:
+            print(f"| {r['op']} | {r['impl']} | {shape(r)} | {r['us']:.1f} | {r['baseline_us']:.1f} "
+                  f"| {r['ratio']:.3f} | {'yes' if r['verified'] else 'no'} |")
 
 
 {"training": training, "benchmark": benchmark, "memory": memory,

@@ -1,0 +1,58 @@
+#!/bin/sh
+# run_gpu_tests.py with a made-up gpu_tests: what it counts, and when it fails.
+set -u
+script="$PWD/tools/gpu/run_gpu_tests.py"
+cd "$(mktemp -d)" || exit 2
+mkdir -p tests/data/dsv3 tests/data/glm_kernel
+
+cat > gpu_tests <<'FAKE'
+#!/usr/bin/env python3
+import json, os, sys
+tests = [("Loop", "Table", "/w/kernels/norm/norm_test.cc", None),
+         ("Cases/Param", "Equals/small", "kernels/route/route_test.cc", "1"),
+         ("Cases/Param", "Equals/large", "kernels/route/route_test.cc", "2"),
+         ("Tape", "Records", "autograd/tape_test.cc", None)]
+for flag in sys.argv[1:]:
+    if flag.startswith("--gtest_output=json:"):
+        suites = [{"name": s, "testsuite": [
+            dict({"name": n, "file": f}, **({"value_param": v} if v else {}))]}
+            for s, n, f, v in tests
+            if "Tape" in s or "Tape*" not in " ".join(sys.argv)]
+        json.dump({"testsuites": suites}, open(flag[20:], "w"))
+        sys.exit(0)
+chosen = os.environ["GTEST_FILTER"].split(":")
+for s, n, f, v in tests:
+    name = f"{s}.{n}"
+    if name not in chosen:
+        continue
+    print(f"[ RUN      ] {name}")
+    if n == "Table" and os.environ.get("TAPELINE_COUNT_CASES"):
+        print(f"[  CASES   ] {os.environ.get('FINISHED', '3')} of 3")
+    result = "  FAILED  " if name == os.environ.get("BROKEN") else "       OK "
+    print(f"[{result}] {name}{', where' if 'F' in result else ''} (1 ms)")
+FAKE
+chmod +x gpu_tests
+
+expect() {  # the exit code, a line, and the arguments
+  code=$1 line=$2
+  shift 2
+  out=$(python3 "$script" "$@")
+  got=$?
+  if [ $got -ne "$code" ] || ! printf '%s\n' "$out" | grep -qF -- "$line"; then
+    echo "want $code and \"$line\", got $got and:"
+    echo "$out"
+    exit 1
+  fi
+}
+
+expect 0 'norm: cases run 3 / cases in tables 3'
+expect 0 'route: cases run 2 / cases in tables 2'
+expect 0 '4 passed, 0 failed, 0 skipped'
+# A loop that was left early.
+FINISHED=2 expect 1 'norm: cases run 2 / cases in tables 3, which differ'
+# An op whose tables nobody goes through.
+FINISHED=0 expect 1 'norm: cases run 0 / cases in tables 3, which differ'
+BROKEN=Cases/Param.Equals/large expect 1 \
+  'route: cases run 1 / cases in tables 2, which differ'
+# What was not asked for may be missing.
+expect 0 'route: cases run 0 / cases in tables 2' --filter='Tape*'
