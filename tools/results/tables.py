@@ -95,10 +95,12 @@ def passes(path):
         if "trace" not in r:
             continue
         t = r["trace"]
-        print(f"\n{r['params'] / 1e9:.2f} G parameters, {r['batch']} x {r['seq']}: {t['span_us'] / 1e3:.1f} ms from the first "
+        way = ", offload" if "ms_without" in r else ""
+        print(f"\n{r['params'] / 1e9:.2f} G parameters, {r['batch']} x {r['seq']}{way}: {t['span_us'] / 1e3:.1f} ms from the first "
               f"to the last of {t['launches']} launches, in {t['busy_us'] / 1e3:.1f} of which the GPU works.\n\n"
               "| item | launches | ms |\n|---|---|---|")
         for x in t["largest"]:
+            x["name"] = x["name"].replace("grouped_matmul_wgmma::Config<(GroupedMatmulPass)", "Config<pass ")
             name = x["name"] if len(x["name"]) <= 80 else x["name"][:77] + "..."
             print(f"| `{name}` | {x['calls']} | {x['us'] / 1e3:.1f} |")
 
