@@ -16,6 +16,7 @@ void adamw_update(const AdamWRule& rule, const UpdateStep& step,
       .weight_decay = step.decays ? rule.weight_decay : 0,
       .step = step.count,
       .gradient_scale = step.gradient_scale,
+      .clip_1 = step.clip_1,
   };
   const auto run = [&]<class A>(A) {
     adamw<A>(launch(), write<A>(param), read<A>(grad), write<A>(m), write<A>(v),

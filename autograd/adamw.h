@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "runtime/tensor.h"
+#include "runtime/view.h"
 
 namespace tapeline {
 
@@ -22,6 +23,8 @@ struct UpdateStep {
   double gradient_scale = 1;  // the clip factor
   int64_t count = 1;          // updates so far, this one included
   bool decays = true;
+  // The clip factor where the host does not know it (kernels/adamw/adamw.h).
+  View<const double> clip_1 = {};
 };
 
 // param, grad, m, v: contiguous, of equal shape and one dtype, f32 or f64.

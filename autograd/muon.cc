@@ -27,12 +27,13 @@ template <class A>
 void run(Launch l, const MuonRule& rule, const UpdateStep& step,
          const Job<A>& job) {
   muon_momentum<A>(l, job.grad, job.momentum, rule.momentum, rule.nesterov,
-                   job.update, step.gradient_scale);
+                   job.update, step.gradient_scale, step.clip_1);
   muon_orthogonalize<A>(l, job.update, job.workspace, rule.iterations);
   const double scale =
       muon_scale(MuonScale::kMatchAdamW, job.param.size(0), job.param.size(1));
   const double lr = rule.lr_ratio * step.lr;
-  muon_apply<A>(l, job.update, lr * scale, rule.weight_decay, lr, job.param);
+  muon_apply<A>(l, job.update, lr * scale, rule.weight_decay, lr, job.param,
+                step.clip_1);
 }
 
 // At most kInFlight matrices.

@@ -12,11 +12,13 @@
 namespace tapeline {
 namespace {
 
-double squared_norm_of(const Tensor& x) {
-  if (x.dtype() == DType::kF64) {
-    return squared_norm<double>(launch(), read<double>(x));
-  }
-  return squared_norm<float>(launch(), read<float>(x));
+// total += squared norm of x
+void add_squares(const Tensor& x, const Tensor& partial, const Tensor& total) {
+  const auto run = [&]<class A>(A) {
+    add_squared_norm<A>(launch(), read<A>(x), write<double>(partial),
+                        write<double>(total));
+  };
+  x.dtype() == DType::kF64 ? run(double{}) : run(float{});
 }
 
 }  // namespace
@@ -43,13 +45,17 @@ Optimizer::Optimizer(std::vector<OptimizedTensor> tensors,
     const auto [at, fresh] =
         slot_of_.try_emplace(t.parameter.key(), slots_.size());
     if (!fresh) {
-      CHECK_EQ(slots_[at->second].muon, muon)
-          << t.name << ": one rule per parameter";
+      Slot& slot = slots_[at->second];
+      CHECK_EQ(slot.muon, muon) << t.name << ": one rule per parameter";
+      slot.whole &= slot.decays == t.decays();
+      slot.covered += t.shape.elements();
       continue;
     }
     const Tensor& value = t.parameter.value();
     const DType dtype = accumulator_dtype(value.dtype());
     Slot slot{t.parameter, value, {}, {}, muon};
+    slot.decays = t.decays();
+    slot.covered = t.shape.elements();
     slot.first = Tensor::zeros(value.shape(), dtype, Tag::kOptimizer);
     if (!muon) {
       slot.second = Tensor::zeros(value.shape(), dtype, Tag::kOptimizer);
@@ -71,29 +77,45 @@ Tensor Optimizer::gradient(ParameterGradients& grads,
 }
 
 StepReport Optimizer::step(ParameterGradients& grads, double lr, double loss) {
+  std::vector<Tensor> losses;
+  if (!std::isfinite(loss)) {
+    losses.push_back(Tensor::full({1}, DType::kF64, loss));
+  }
+  return settle(queue(grads, lr, losses).to_vector<double>());
+}
+
+Tensor Optimizer::queue(ParameterGradients& grads, double lr,
+                        const std::vector<Tensor>& losses) {
+  CHECK(!std::exchange(queued_, true)) << "the last update was not settled";
+  const Tensor out = Tensor::zeros({2}, DType::kF64);
+  const Tensor squares = out.slice(0, 0, 1), clip_1 = out.slice(0, 1, 2);
+  const Tensor partial =
+      Tensor::empty({kNormPartials}, DType::kF64, Tag::kWorkspace);
   std::vector<Tensor> gradient_of;
-  double squares = 0;
   for (const OptimizedTensor& t : tensors_) {
     gradient_of.push_back(gradient(grads, t));
-    squares += squared_norm_of(gradient_of.back());
+    add_squares(gradient_of.back(), partial, squares);
   }
-  StepReport report;
-  report.grad_norm = std::sqrt(squares);
-  if (!std::isfinite(report.grad_norm) || !std::isfinite(loss)) {
-    report.skipped = true;
-    ++skipped_;
-    return report;
+  clip_factor(launch(), read<double>(squares), options_.max_norm,
+              write<double>(clip_1));
+  if (!losses.empty()) {
+    // The squares of losses are finite where they are; their own factor is 1.
+    const Tensor total = Tensor::zeros({1}, DType::kF64);
+    const Tensor factor = Tensor::empty({1}, DType::kF64);
+    for (const Tensor& loss : losses) add_squares(loss, partial, total);
+    clip_factor(launch(), read<double>(total), 0, write<double>(factor));
+    mul<double>(launch(), read<double>(clip_1), read<double>(factor),
+                write<double>(clip_1));
   }
-  if (options_.max_norm > 0) {
-    report.clip =
-        std::min(1.0, options_.max_norm / (report.grad_norm + kClipEps));
-  }
-  ++updates_;
+  const Leased<const double> clip = read<double>(clip_1);
+  UpdateStep update;
+  update.lr = lr;
+  update.clip_1 = clip.view();
+  update.count = updates_ + 1;
   std::vector<MuonMatrix> matrices;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const OptimizedTensor& t = tensors_[i];
     const Slot& s = slot(t);
-    const UpdateStep update = {lr, report.clip, updates_, t.decays()};
     if (s.muon) {
       for (const RowBlock& r : row_blocks(t.muon_rows, t.shape[0])) {
         const auto rows = [&](const Tensor& x) {
@@ -102,13 +124,37 @@ StepReport Optimizer::step(ParameterGradients& grads, double lr, double loss) {
         matrices.push_back({rows(t.block(s.master)), rows(gradient_of[i]),
                             rows(t.block(s.first))});
       }
-    } else {
+    } else if (!s.in_one()) {
+      update.decays = t.decays();
       adamw_update(options_.adamw, update, t.block(s.master), gradient_of[i],
                    t.block(s.first), t.block(s.second));
     }
   }
-  muon_update(options_.muon, {lr, report.clip, updates_, true}, matrices);
+  // Elements are independent, so many small tensors may go in one launch.
+  for (const Slot& s : slots_) {
+    if (s.muon || !s.in_one()) continue;
+    const Tensor sum = grads.combined(s.parameter);
+    update.decays = s.decays;
+    adamw_update(options_.adamw, update, s.master, sum, s.first, s.second);
+  }
+  update.decays = true;
+  muon_update(options_.muon, update, matrices);
   publish();
+  return out;
+}
+
+StepReport Optimizer::settle(const std::vector<double>& queued) {
+  CHECK(std::exchange(queued_, false)) << "no update was queued";
+  CHECK_EQ(queued.size(), 2u);
+  StepReport report;
+  report.grad_norm = std::sqrt(queued[0]);
+  report.skipped = !std::isfinite(queued[1]);
+  if (report.skipped) {
+    ++skipped_;
+  } else {
+    report.clip = queued[1];
+    ++updates_;
+  }
   return report;
 }
 

@@ -10,6 +10,8 @@
 // backward reached has gradient zero: its moments decay and it decays. Frozen
 // parameters and buffers are not given to the optimizer and never change. A
 // norm that is not finite skips the update: no value and no moment changes.
+// Clipping and that decision are made where the gradients are: queue() does not
+// wait for a device, and settle() takes what the host reads later.
 // bf16 parameters have an fp32 master here, from which they are rounded.
 //
 // State (moments, masters, counters) is read and restored by name for
@@ -70,8 +72,15 @@ class Optimizer {
   Optimizer(std::vector<OptimizedTensor> tensors, OptimizerOptions options);
 
   // Call once per step; `grads` keeps its sums, the caller zeroes them. A loss
-  // that is not finite skips the update too.
+  // that is not finite skips the update too. Waits for the device.
   StepReport step(ParameterGradients& grads, double lr, double loss = 0);
+  // The same in two parts. The first returns f64 [2] on the device, the squared
+  // norm and the clip factor; NaN there: the update is skipped. `losses` are
+  // tensors of one element, f32 or f64. The second takes those numbers, before
+  // the next update is queued: it is counted from then on.
+  Tensor queue(ParameterGradients& grads, double lr,
+               const std::vector<Tensor>& losses);
+  StepReport settle(const std::vector<double>& queued);
 
   // In name order.
   const std::vector<OptimizedTensor>& tensors() const { return tensors_; }
@@ -91,6 +100,11 @@ class Optimizer {
     Parameter parameter;
     Tensor master, first, second;
     bool muon = false;
+    bool whole = true;  // all its tensors decay or none, so one update does
+    bool decays = false;
+    int64_t covered = 0;  // elements of its tensors
+
+    bool in_one() const { return whole && covered == master.elements(); }
   };
   Slot& slot(const OptimizedTensor& t) {
     return slots_[slot_of_.at(t.parameter.key())];
@@ -104,6 +118,7 @@ class Optimizer {
   std::vector<Slot> slots_;
   absl::flat_hash_map<const Parameter::State*, size_t> slot_of_;
   int64_t updates_ = 0, skipped_ = 0;
+  bool queued_ = false;  // an update that is not settled
 };
 
 }  // namespace tapeline

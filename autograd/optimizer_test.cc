@@ -164,6 +164,88 @@ TEST(Optimizer, NotFiniteGradientsChangeNothing) {
   EXPECT_EQ(optimizer.updates(), 1);
 }
 
+// queue() and settle() are step() in two parts, and what they count is what was
+// taken: a step behind one that was not has the bits of a run without it.
+TEST(Optimizer, QueuedUpdatesAreCountedWhenTheyAreSettled) {
+  for (const auto kind :
+       {OptimizerOptions::Kind::kAdamW, OptimizerOptions::Kind::kMuon}) {
+    const auto run = [&](bool queued, bool with_bad_step) {
+      Parameter w({2, 3});
+      w.set_value("w", Tensor::from<float>({1, -2, 3, 4, 5, -6}, {2, 3}));
+      Optimizer optimizer({{"w", w.shape, 0, w, {2}}}, {.kind = kind});
+      ParameterGradients grads;
+      const auto step = [&](float factor, float loss) {
+        grads.zero();
+        add_gradient<float>(grads, w,
+                            {factor, 2 * factor, -factor, 0, factor, 1});
+        if (!queued) return optimizer.step(grads, 0.1, loss);
+        return optimizer.settle(
+            optimizer.queue(grads, 0.1, {Tensor::from<float>({loss}, {1})})
+                .to_vector<double>());
+      };
+      EXPECT_FALSE(step(0.5f, 3).skipped);
+      if (with_bad_step) {
+        EXPECT_TRUE(step(0.25f, INFINITY).skipped);
+        EXPECT_TRUE(step(NAN, 1).skipped);
+      }
+      const StepReport last = step(0.75f, 2);
+      EXPECT_FALSE(last.skipped);
+      EXPECT_LT(last.clip, 1);
+      EXPECT_EQ(optimizer.updates(), 2);
+      EXPECT_EQ(optimizer.skipped(), with_bad_step ? 2 : 0);
+      return w.value().to_vector<float>();
+    };
+    const std::vector<float> want = run(false, false);
+    EXPECT_EQ(run(true, false), want);
+    EXPECT_EQ(run(false, true), want);
+    EXPECT_EQ(run(true, true), want);
+  }
+}
+
+// Experts are updated in one piece: the bits of piece by piece.
+TEST(Optimizer, OneLaunchForAllTensorsOfAParameterChangesNoBit) {
+  const auto run = [](bool split) {
+    Parameter p({4, 2, 3});
+    std::vector<float> values, gradient;
+    for (int i = 0; i < 24; ++i) {
+      values.push_back(0.1f * static_cast<float>(i - 7));
+      gradient.push_back(0.3f * static_cast<float>((i * 5) % 11 - 4));
+    }
+    p.set_value("p", Tensor::from(values, p.shape));
+    std::vector<OptimizedTensor> tensors;
+    for (int e = 0; e < 4; ++e) {
+      // A missing tensor is left alone, and the others go one by one.
+      if (split && e == 3) break;
+      tensors.push_back({"e" + std::to_string(e), {2, 3}, 6 * e, p, {}});
+    }
+    Optimizer optimizer(tensors, {.max_norm = 0});
+    ParameterGradients grads;
+    for (int k = 0; k < 3; ++k) {
+      grads.zero();
+      add_gradient<float>(grads, p, gradient);
+      optimizer.step(grads, 0.1);
+    }
+    std::vector<float> out = p.value().to_vector<float>();
+    if (split) {
+      EXPECT_EQ(std::vector<float>(out.begin() + 18, out.end()),
+                std::vector<float>(values.begin() + 18, values.end()));
+    }
+    out.resize(18);
+    return out;
+  };
+  EXPECT_EQ(run(false), run(true));
+}
+
+TEST(OptimizerDeath, UpdatesAreSettledOneByOne) {
+  Parameter w({1});
+  w.set_value("w", Tensor::from<float>({1}, {1}));
+  Optimizer optimizer({{"w", w.shape, 0, w, {}}}, {});
+  ParameterGradients grads;
+  EXPECT_DEATH(optimizer.settle({0, 1}), "no update was queued");
+  optimizer.queue(grads, 0.1, {});
+  EXPECT_DEATH(optimizer.queue(grads, 0.1, {}), "was not settled");
+}
+
 TEST(Optimizer, NormAddsSitesAndTensorsInNameOrder) {
   Parameter a = parameter_of("a", {0, 0}), b = parameter_of("b", {0});
   // Names against the order of the list.

@@ -91,6 +91,25 @@ void assign(const std::vector<A>& from, const Tensor& to) {
   });
 }
 
+// fill_normal() in parts, which the threads share.
+template <class T>
+void fill_normal_parts(std::vector<T>& out, float std, uint64_t seed,
+                       std::string_view name) {
+  constexpr int64_t kPart = 4096;
+  Device::current().threads().parallel_for(
+      static_cast<int64_t>(out.size()), kPart, [&](int64_t begin, int64_t end) {
+        float part[kPart];
+        for (int64_t at = begin; at < end; at += kPart) {
+          const int64_t n = std::min(kPart, end - at);
+          fill_normal(View<float>(part, {n}), std, seed, name,
+                      static_cast<uint64_t>(at));
+          for (int64_t i = 0; i < n; ++i) {
+            out[static_cast<size_t>(at + i)] = static_cast<T>(part[i]);
+          }
+        }
+      });
+}
+
 absl::Status check_finite(const NamedTensor& t, const Tensor& value) {
   return dispatch_float(value.dtype(), [&]<class T>() -> absl::Status {
     const std::vector<T> values = value.to_vector<T>();
@@ -113,14 +132,14 @@ void initialize(const std::vector<NamedTensor>& tensors, DType dtype,
     allocate(t, dtype);
     if (t.parameter == nullptr || Device::current().dry()) continue;
     const Initializer& init = t.parameter->initializer;
-    std::vector<float> values(static_cast<size_t>(t.elements()),
-                              static_cast<float>(init.value));
-    if (init.kind == Initializer::Kind::kNormal) {
-      const double std = normal_std < 0 ? init.value : normal_std;
-      fill_normal(view_of(values, {t.elements()}), static_cast<float>(std),
-                  seed, t.name);
-    }
-    assign(values, t.value());
+    const auto value = static_cast<float>(init.value);
+    const bool normal = init.kind == Initializer::Kind::kNormal;
+    const float std = normal_std < 0 ? value : static_cast<float>(normal_std);
+    dispatch_float(dtype, [&]<class T>() {
+      std::vector<T> values(static_cast<size_t>(t.elements()), T(value));
+      if (normal) fill_normal_parts(values, std, seed, t.name);
+      t.value().assign(values);
+    });
   }
 }
 

@@ -58,15 +58,21 @@ absl::StatusOr<std::unique_ptr<Device>> make_cuda_device(int index,
   };
   backend.memory.free = [](void* data) { CUDA_CHECK(cudaFree(data)); };
   backend.memory.device_only = true;
-  backend.pinned.allocate = [](size_t bytes) {
+  backend.pinned = cuda_pinned_memory();
+  backend.enter = [index] { CUDA_CHECK(cudaSetDevice(index)); };
+  return std::make_unique<Device>(threads, std::move(streams), /*dry=*/false,
+                                  backend);
+}
+
+SystemMemory cuda_pinned_memory() {
+  SystemMemory memory;
+  memory.allocate = [](size_t bytes) {
     return or_null([&](void** data) {
       return cudaHostAlloc(data, bytes, cudaHostAllocDefault);
     });
   };
-  backend.pinned.free = [](void* data) { CUDA_CHECK(cudaFreeHost(data)); };
-  backend.enter = [index] { CUDA_CHECK(cudaSetDevice(index)); };
-  return std::make_unique<Device>(threads, std::move(streams), /*dry=*/false,
-                                  backend);
+  memory.free = [](void* data) { CUDA_CHECK(cudaFreeHost(data)); };
+  return memory;
 }
 
 absl::StatusOr<CudaProperties> cuda_properties(int index) {

@@ -20,6 +20,10 @@ int cuda_devices();
 absl::StatusOr<std::unique_ptr<Device>> make_cuda_device(int index = 0,
                                                          int threads = 1);
 
+// Pinned host memory from the driver, for a pool of one's own; nothing without
+// CUDA.
+SystemMemory cuda_pinned_memory();
+
 struct CudaProperties {
   std::string name, uuid;  // NVIDIA H200, GPU-4f2a...
   int driver = 0;          // the CUDA it serves: 13000 is 13.0

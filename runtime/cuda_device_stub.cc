@@ -18,6 +18,8 @@ absl::StatusOr<std::unique_ptr<Device>> make_cuda_device(int, int) {
   return not_built();
 }
 
+SystemMemory cuda_pinned_memory() { return {}; }
+
 absl::StatusOr<CudaProperties> cuda_properties(int) { return not_built(); }
 
 }  // namespace tapeline

@@ -10,11 +10,11 @@ namespace {
 
 // More than are ever asked for before the oldest of them is done: a step of a
 // deep model waits for a few copies per layer.
-constexpr size_t kMarkers = 256;
+constexpr size_t kMarkers = 1024;
 // Two halves, so that one is filled while the other is read. A copy runs behind
 // the kernels queued before it, and who begins a half waits for the copies out
 // of it: more than a step's batches, so that this is work long done.
-constexpr size_t kHalf = size_t{4} << 20;
+constexpr size_t kHalf = size_t{16} << 20;
 constexpr size_t kLine = 64;
 constexpr int kThreads = 256;
 // Blocks that fill any GPU; a thread walks what is left.

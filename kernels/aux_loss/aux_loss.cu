@@ -303,14 +303,21 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 __global__ void __launch_bounds__(kSumThreads)
-    move_bias(Rows<const int64_t, 1> counts, float rate, Rows<float, 1> bias) {
-  const int64_t experts = counts.size[0];
+    move_bias(Rows<const int64_t, 2> counts, float rate, Rows<float, 1> bias,
+              const double* clip) {
+  if (clip != nullptr && !isfinite(*clip)) return;
+  const int64_t experts = counts.size[1];
+  const auto count = [&](int64_t e) {
+    int64_t sum = 0;
+    for (int64_t m = 0; m < counts.size[0]; ++m) sum += counts(m, e);
+    return sum;
+  };
   int64_t sum = 0;
-  for (int64_t e = threadIdx.x; e < experts; e += kSumThreads) sum += counts(e);
+  for (int64_t e = threadIdx.x; e < experts; e += kSumThreads) sum += count(e);
   const int64_t total = block_sum<kSumThreads>(sum);
   for (int64_t e = threadIdx.x; e < experts; e += kSumThreads) {
     // The sign of mean - c, in integers.
-    const int64_t short_of = total - experts * counts(e);
+    const int64_t short_of = total - experts * count(e);
     const int sign = (short_of > 0) - (short_of < 0);
     bias(e) += rate * static_cast<float>(sign);
   }
@@ -377,10 +384,10 @@ void z_loss_backward(Launch l, double dloss, View<const A> logits,
 }
 
 void update_router_bias(Launch l, View<const int64_t> counts, double rate,
-                        View<float> bias) {
-  if (counts.size(0) == 0) return;
+                        View<float> bias, View<const double> clip) {
+  if (counts.size(1) == 0) return;
   move_bias<<<1, kSumThreads, 0, stream_of(l)>>>(
-      rows<1>(counts), static_cast<float>(rate), rows<1>(bias));
+      rows<2>(counts), static_cast<float>(rate), rows<1>(bias), clip.data);
   check_launch("update_router_bias");
 }
 

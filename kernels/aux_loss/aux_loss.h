@@ -63,10 +63,11 @@ template <class A>
 void z_loss_backward(Launch, double dloss, View<const A> logits_TE,
                      const TokenSet&, View<A> dlogits_TE);
 
-// Once per optimizer step, with counts [E] summed over micro-batches and ranks:
-// the comparison with the mean is exact, so replicas stay equal. The bias is
-// kept in fp32: a step of 1e-3 would vanish in bf16.
-void update_router_bias(Launch, View<const int64_t> counts_E, double rate,
-                        View<float> bias_E);
+// Once per optimizer step, with counts [E] summed over micro-batches and ranks,
+// or [M, E], whose rows are added: the comparison with the mean is exact, so
+// replicas stay equal. The bias is kept in fp32: a step of 1e-3 would vanish in
+// bf16. clip_1 as in kernels/adamw/adamw.h: if it is not finite, nothing moves.
+void update_router_bias(Launch, View<const int64_t> counts_ME, double rate,
+                        View<float> bias_E, View<const double> clip_1 = {});
 
 }  // namespace tapeline

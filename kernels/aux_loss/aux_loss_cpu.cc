@@ -331,20 +331,35 @@ void z_loss_backward(Launch l, double dloss, View<const A> logits,
 }
 
 void update_router_bias(Launch l, View<const int64_t> counts, double rate,
-                        View<float> bias) {
+                        View<float> bias, View<const double> clip) {
   if (l.dry) return;
-  CHECK(counts.rank() == 1 && bias.shape == counts.shape)
-      << "[aux_loss] shapes: counts are " << describe(counts) << ", bias is "
-      << describe(bias);
-  if (kCuda && l.on_cuda()) {
-    return cuda::update_router_bias(l, counts, rate, bias);
+  const auto error = [&] {
+    return "[aux_loss] shapes: counts are " + describe(counts) + ", bias is " +
+           describe(bias);
+  };
+  CHECK(counts.rank() == 1 || counts.rank() == 2) << error();
+  CHECK(bias.rank() == 1 && bias.size(0) == counts.size(-1)) << error();
+  CHECK(!clip || clip.elements() == 1)
+      << "[aux_loss] clip is " << describe(clip);
+  const int64_t experts = bias.size(0);
+  if (counts.rank() == 1) {
+    counts = View<const int64_t>(counts.data, Shape{1, experts},
+                                 Shape{experts, counts.strides[0]});
   }
-  const int64_t experts = counts.size(0);
+  if (kCuda && l.on_cuda()) {
+    return cuda::update_router_bias(l, counts, rate, bias, clip);
+  }
+  if (clip && !std::isfinite(*clip.data)) return;
+  const auto count = [&](int64_t e) {
+    int64_t sum = 0;
+    for (int64_t m = 0; m < counts.size(0); ++m) sum += counts(m, e);
+    return sum;
+  };
   int64_t total = 0;
-  for (int64_t e = 0; e < experts; ++e) total += counts(e);
+  for (int64_t e = 0; e < experts; ++e) total += count(e);
   for (int64_t e = 0; e < experts; ++e) {
     // The sign of mean - c, in integers.
-    const int64_t short_of = total - experts * counts(e);
+    const int64_t short_of = total - experts * count(e);
     const int sign = (short_of > 0) - (short_of < 0);
     bias(e) += static_cast<float>(rate) * static_cast<float>(sign);
   }

@@ -28,7 +28,7 @@ template <class A>
 void z_loss_backward(Launch, double dloss, View<const A> logits_TE,
                      const TokenSet&, View<A> dlogits_TE);
 
-void update_router_bias(Launch, View<const int64_t> counts_E, double rate,
-                        View<float> bias_E);
+void update_router_bias(Launch, View<const int64_t> counts_ME, double rate,
+                        View<float> bias_E, View<const double> clip_1);
 
 }  // namespace tapeline::cuda

@@ -326,6 +326,31 @@ TEST(AuxLoss, BiasStaysWithoutCounts) {
   EXPECT_EQ(bias, (std::vector<float>{1, 2, 3}));
 }
 
+TEST(AuxLoss, BiasAddsTheCountsOfMicroBatches) {
+  // Together 6, 0, 3: mean 3.
+  const std::vector<int64_t> counts = {6, 0, 0, 0, 0, 3};
+  std::vector<float> bias(3);
+  update_router_bias(launch(), view_of(counts, Shape{2, 3}), 0.5,
+                     view_of(bias, Shape{3}));
+  EXPECT_EQ(bias, (std::vector<float>{-0.5f, 0.5f, 0}));
+}
+
+TEST(AuxLoss, BiasStaysWhereTheStepIsNotTaken) {
+  const std::vector<int64_t> counts = {1, 0, 0};
+  std::vector<float> bias(3);
+  std::vector<double> clip = {std::nan("")};
+  const auto update = [&] {
+    update_router_bias(launch(), view_of(counts, Shape{3}), 1,
+                       view_of(bias, Shape{3}),
+                       view_of(std::as_const(clip), Shape{1}));
+  };
+  update();
+  EXPECT_EQ(bias, (std::vector<float>{0, 0, 0}));
+  clip[0] = 0.25;  // a clip factor does not scale the rate
+  update();
+  EXPECT_EQ(bias, (std::vector<float>{-1, 1, 1}));
+}
+
 TEST(AuxLoss, ThreadsDoNotChangeABit) {
   // In f64 as well: a loss in f32 would hide the order of a sum made in f64.
   const AuxLossCase c = {"", 24, 4, {0, 300, 2000}, AuxLossCase::kSome};

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <sstream>
@@ -453,6 +454,99 @@ TEST(Plan, PrintsWhatARunDoes) {
   const ChildResult text = tapeline_run(plan);
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_NE(text.out.find("peak of the pool"), std::string::npos);
+}
+
+TEST(Bench, MeasuresAForwardAndBackwardPass) {
+  const TempFolder folder;
+  const Words bench = {"bench",   "--config",   small_config(folder),
+                       "--batch", "2",          "--seq",
+                       "32",      "--fwd_bwd",  "--warmup",
+                       "1",       "--repeats=3"};
+  const ChildResult r = tapeline_run(bench + Words{"--json"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  const Json json = json_of(r.out);
+  EXPECT_EQ(keys(json)[0], "schema");
+  const auto number = [&](const char* key) { return json.find(key)->number(); };
+  std::vector<double> all;
+  for (const Json& ms : json.find("ms_all")->array()) {
+    all.push_back(ms.number());
+    EXPECT_GT(all.back(), 0);
+  }
+  ASSERT_EQ(all.size(), 3u);
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(number("ms"), all[1]);
+  EXPECT_NEAR(number("tokens_per_s"), 64e3 / all[1], 1e-3);
+  // What a plan says of weights and gradients; no moments, no masters.
+  const ChildResult planned = tapeline_run(
+      {"plan", "--config", bench[2], "--json", "--set=train.seq_len=64"});
+  const Json plan = json_of(planned.out);
+  const double gib = 1 << 30;
+  EXPECT_EQ(number("parameter_gib") * gib,
+            plan.find("parameter_bytes")->number());
+  EXPECT_EQ(number("gradient_gib") * gib,
+            plan.find("gradient_bytes")->number());
+  EXPECT_LE(number("peak_gib") * gib,
+            plan.find("peak_bytes")->number() -
+                plan.find("optimizer_bytes")->number());
+  EXPECT_GT(number("peak_gib"),
+            number("parameter_gib") + number("gradient_gib"));
+  EXPECT_NEAR(number("loss"), std::log(256), 0.2);  // it knows nothing
+  // The same loss wherever it is made, and how.
+  const ChildResult other = tapeline_run(
+      bench + Words{"--json", "--threads=2", "--set=recompute.policy=full",
+                    "--set=offload.activations=true", "--alternate"});
+  ASSERT_EQ(other.code, 0) << other.err;
+  EXPECT_EQ(json_of(other.out).find("loss")->number(), number("loss"));
+  EXPECT_EQ(json_of(other.out).find("ms_without_all")->array().size(), 3u);
+
+  const ChildResult text = tapeline_run(bench);
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_NE(text.out.find("tokens/s"), std::string::npos);
+  expect_failure(tapeline_run(bench + Words{"--alternate"}), 64,
+                 {"--alternate compares with offload"});
+  // On a CPU there is no CUDA to be watched.
+  expect_failure(tapeline_run(bench + Words{"--trace", folder / "t.json"}), 2,
+                 {"CUDA"});
+}
+
+TEST(Train, InBf16FollowsF32) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  const auto losses = [&](const std::string& dtype) {
+    const ChildResult r =
+        tapeline_run({"train", "--config", config, "--set=run.name=" + dtype,
+                      "--set=compute_dtype=" + dtype, "--set=train.steps=12"});
+    EXPECT_EQ(r.code, 0) << r.err;
+    std::vector<double> out;
+    for (const Json& row :
+         lines_of(folder / "runs" + ("/" + dtype + "/metrics.jsonl"))) {
+      if (const Json* loss = row.find("lm_loss")) out.push_back(loss->number());
+    }
+    return out;
+  };
+  const std::vector<double> f32 = losses("f32"), bf16 = losses("bf16");
+  ASSERT_EQ(f32.size(), 12u);
+  ASSERT_EQ(bf16.size(), 12u);
+  EXPECT_NE(bf16, f32);
+  EXPECT_LT(f32.back(), f32.front() - 0.3);
+  for (size_t i = 0; i < f32.size(); ++i) EXPECT_NEAR(bf16[i], f32[i], 0.1);
+  // What was written is read again.
+  const ChildResult e =
+      tapeline_run({"eval", "--model", folder / "runs/bf16/hf", "--data",
+                    folder / "text.txt", "--json"});
+  EXPECT_EQ(e.code, 0) << e.err;
+}
+
+TEST(Train, SavesNothingWhereItIsToldTo) {
+  const TempFolder folder;
+  const ChildResult r = tapeline_run(
+      {"train", "--config", small_config(folder), "--set=train.save=false"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(lines_of(folder / "runs/small/metrics.jsonl").size(), 6u + 2u);
+  for (const auto& [path, text] : files_below(folder / "runs/small")) {
+    EXPECT_EQ(path.find("snapshots/step"), std::string::npos) << path;
+    EXPECT_EQ(path.find("hf/"), std::string::npos) << path;
+  }
 }
 
 TEST(Train, OtherFamiliesTrainAndGenerate) {

@@ -57,7 +57,18 @@ INSTANTIATE_TEST_SUITE_P(
                   {"schedule", "--name=1f1b", "--ranks=2", "--micro_batches=2",
                    "--ov_release=late"},
                   {"--ov_release is 'late'"}},
-        UsageCase{"Bench", {"bench"}, {"'bench' is not available"}},
+        UsageCase{"Bench", {"bench"}, {"--config is missing"}},
+        UsageCase{
+            "BenchOfWhat", {"bench", "--config=f"}, {"--fwd_bwd is missing"}},
+        UsageCase{"BenchBatch",
+                  {"bench", "--config=f", "--fwd_bwd", "--batch=0"},
+                  {"--batch must be from 1"}},
+        UsageCase{"BenchSequence",
+                  {"bench", "--config=f", "--fwd_bwd", "--seq=1048577"},
+                  {"--seq must be from 1 to 1048576"}},
+        UsageCase{"BenchRepeats",
+                  {"bench", "--config=f", "--fwd_bwd", "--repeats=0"},
+                  {"--repeats must be from 1"}},
         UsageCase{"Ckpt", {"ckpt", "inspect"}, {"tapeline ckpt inspect DIR"}},
         UsageCase{"CkptOfWhat", {"ckpt", "show", "x"}, {"ckpt inspect DIR"}},
         UsageCase{"CkptDtype",
@@ -106,18 +117,15 @@ TEST_P(Usage, EndsWith64AndOneLine) {
   EXPECT_EQ(r.out, "");
 }
 
-TEST(Help, ListsOnlyWhatWorks) {
+TEST(Help, ListsVerbsThatWork) {
   const ChildResult r = tapeline_run({"--help"});
   EXPECT_EQ(r.code, 0);
-  for (const char* verb :
-       {"train", "generate", "eval", "ckpt", "parity", "schedule"}) {
+  for (const char* verb : {"train", "generate", "eval", "plan", "bench", "ckpt",
+                           "parity", "schedule"}) {
     EXPECT_NE(r.out.find(verb), std::string::npos) << verb;
     const ChildResult of = tapeline_run({verb, "--help"});
     EXPECT_EQ(of.code, 0);
     EXPECT_TRUE(of.out.starts_with(std::string("usage: tapeline ") + verb));
-  }
-  for (const char* verb : {"bench"}) {
-    EXPECT_EQ(r.out.find(verb), std::string::npos) << verb;
   }
 }
 
@@ -205,9 +213,14 @@ const std::vector<InputCase>& input_cases() {
       {"UnknownDevice",
        [](const auto&) { return set("device=tpu"); },
        {"device", "tpu"}},
-      {"NoBf16Yet",
-       [](const auto&) { return set("compute_dtype=bf16"); },
-       {"compute_dtype = bf16"}},
+      {"WatchingCudaOnACpu",
+       [](const auto&) {
+         return set("device=cpu") + set("debug.cuda_first=3");
+       },
+       {"debug.cuda_first", "on a CPU"}},
+      {"LastWatchedStepWithoutAFirst",
+       [](const auto&) { return set("debug.cuda_last=3"); },
+       {"debug.cuda_last = 3", "debug.cuda_first = 0"}},
       {"UnknownModelKey",
        [](const auto&) { return set("model.hiden_size=64"); },
        {"model.hiden_size", "did you mean", "hidden_size"}},

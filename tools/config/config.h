@@ -36,6 +36,7 @@ struct TrainSettings {
   int64_t sample_every = 0;
   int64_t snapshot_every = 0;
   int64_t keep_snapshots = 2;
+  bool save = true;
 };
 
 struct SampleSettings {
@@ -118,6 +119,8 @@ struct DebugSettings {
   bool nan_poison = false;
   bool profile = false;
   int64_t memory = 0;
+  int64_t cuda_first = 0;
+  int64_t cuda_last = 0;
 };
 
 struct Config {

@@ -76,6 +76,9 @@ void visit_settings(C& c, F&& f) {
     "steps between snapshots; 0: at the end only");
   f("train.keep_snapshots", c.train.keep_snapshots, at_least(2),
     "newest snapshots kept");
+  f("train.save", c.train.save, any(),
+    "snapshots and the exported model; without: a measurement, which leaves "
+    "its metrics alone");
 
   f("sample.prompt", c.sample.prompt, any(), "text that samples go on from");
   f("sample.max_tokens", c.sample.max_tokens, at_least(1), "of a sample");
@@ -175,6 +178,11 @@ void visit_settings(C& c, F&& f) {
   f("debug.memory", c.debug.memory, at_least(0),
     "first steps whose memory events are written to memory.jsonl and "
     "trace/memory.json");
+  f("debug.cuda_first", c.debug.cuda_first, at_least(0),
+    "first step whose calls of CUDA are counted, and whose work of the GPU is "
+    "traced, in cuda.json and trace/cuda.json; 0: none");
+  f("debug.cuda_last", c.debug.cuda_last, at_least(0),
+    "last such step; 0: debug.cuda_first alone");
   f("debug.nan_poison", c.debug.nan_poison, any(),
     "fill memory with NaN before and after use");
   f("debug.profile", c.debug.profile, any(),

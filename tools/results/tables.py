@@ -4,6 +4,7 @@
     python3 tools/results/tables.py training FILE.jsonl    # a run's metrics
     python3 tools/results/tables.py benchmark FILE.json    # Google Benchmark
     python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
+    python3 tools/results/tables.py passes FILE.jsonl      # tapeline bench
     python3 tools/results/tables.py kernels FILE.jsonl     # bench --json
 
 The last one prints a whole page, of rows of `bench --json --baseline=..` and, if
@@ -150,5 +151,35 @@ def kernels(path):
                   f"| {r['ratio']:.3f} | {'yes' if r['verified'] else 'no'} |")
 
 
-{"training": training, "benchmark": benchmark, "memory": memory,
+def passes(path):
+    """Lines of `tapeline bench --json` and of the same shapes in transformers ("model")."""
+    rows = [json.loads(line) for line in open(path)]
+    print("| who | tokens | ms | tokens/s | peak GiB | gradients GiB | peak without gradients GiB |"
+          "\n|---|---|---|---|---|---|---|")
+    for r in rows:
+        if "model" in r:
+            way = " + torch.compile" if r["compile"] else ""
+            gradients = r["params"] * 2 / 2**30  # in the weights' dtype
+            print(f"| {r['model']}: transformers{way} | {r['B']} x {r['S']} | {r['ms']:.1f} | {r['tok_s']} "
+                  f"| {r['peak_gib']:.1f} | {gradients:.1f} (bf16) | {r['peak_gib'] - gradients:.1f} |")
+        elif "ms_all" in r:
+            way = "" if "ms_without" not in r else f", offload ({r['ms_without']:.1f} ms without)"
+            print(f"| {r['params'] / 1e9:.2f} G parameters: tapeline{way} | {r['batch']} x {r['seq']} | {r['ms']:.1f} "
+                  f"| {r['tokens_per_s']:.0f} | {r['peak_gib']:.1f} | {r['gradient_gib']:.1f} (f32) "
+                  f"| {r['peak_gib'] - r['gradient_gib']:.1f} |")
+    for r in rows:
+        if "trace" not in r:
+            continue
+        t = r["trace"]
+        way = ", offload" if "ms_without" in r else ""
+        print(f"\n{r['params'] / 1e9:.2f} G parameters, {r['batch']} x {r['seq']}{way}: {t['span_us'] / 1e3:.1f} ms from the first "
+              f"to the last of {t['launches']} launches, in {t['busy_us'] / 1e3:.1f} of which the GPU works.\n\n"
+              "| item | launches | ms |\n|---|---|---|")
+        for x in t["largest"]:
+            x["name"] = x["name"].replace("grouped_matmul_wgmma::Config<(GroupedMatmulPass)", "Config<pass ")
+            name = x["name"] if len(x["name"]) <= 80 else x["name"][:77] + "..."
+            print(f"| `{name}` | {x['calls']} | {x['us'] / 1e3:.1f} |")
+
+
+{"training": training, "passes": passes, "benchmark": benchmark, "memory": memory,
  "kernels": kernels}[sys.argv[1]](sys.argv[2])

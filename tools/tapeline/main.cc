@@ -29,18 +29,12 @@ const std::vector<Verb>& verbs() {
       {"generate", generate_verb, "continue a prompt"},
       {"eval", eval_verb, "loss and bits per byte of a text"},
       {"plan", plan_verb, "memory of a run, before it runs"},
+      {"bench", bench_verb, "time and memory of a forward and backward pass"},
       {"ckpt", ckpt_verb, "list the tensors of a folder, or copy a model"},
       {"parity", parity_verb, "compare with another implementation's results"},
       {"schedule", schedule_verb, "make, check, time and draw a schedule"},
   };
   return verbs;
-}
-
-// Part of the interface, not of this build.
-const std::vector<std::string>& planned() {
-  static const std::vector<std::string>& names =
-      *new std::vector<std::string>{"bench"};
-  return names;
 }
 
 void print_help(std::ostream& out) {
@@ -66,13 +60,6 @@ int run(const Arguments& words) {
   for (const Verb& verb : verbs()) {
     if (verb.name == name) return verb.run(arguments);
     known.push_back(verb.name);
-  }
-  for (const std::string& later : planned()) {
-    if (later == name) {
-      return fail(kExitUsage, absl::StrCat("verb '", name,
-                                           "' is not available yet; see "
-                                           "tapeline --help"));
-    }
   }
   return fail(kExitUsage,
               absl::StrCat("no verb '", name, "'", suggestion(name, known),

@@ -26,6 +26,7 @@ int eval_verb(const Arguments& arguments);
 int parity_verb(const Arguments& arguments);
 int ckpt_verb(const Arguments& arguments);
 int plan_verb(const Arguments& arguments);
+int bench_verb(const Arguments& arguments);
 int schedule_verb(const Arguments& arguments);
 
 // "tapeline: <message>" on stderr, on one line; returns the code.

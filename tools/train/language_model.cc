@@ -33,7 +33,8 @@ class MlaLanguageModel : public LanguageModel {
   int layers() const override { return c().total_layers(); }
   int index_top_k() const override { return c().sparse ? c().index_top_k : 0; }
   int mtp_layer(int depth) const override {
-    return static_cast<int>(c().layers) + std::min(depth, c().mtp_layers - 1);
+    return static_cast<int>(c().layers) +
+           std::clamp(depth, 0, std::max(0, c().mtp_layers - 1));
   }
 
   std::vector<NamedTensor> named_tensors() override {

@@ -65,12 +65,12 @@ int64_t tag(const MemoryProfile& profile, Tag tag) {
 }  // namespace
 
 RunPlan plan_training(LanguageModel& model, const TrainerOptions& options,
-                      int64_t tokens) {
+                      int64_t tokens, DType dtype) {
   RunPlan plan;
   plan.tokens = tokens;
   plan.micro_batches = options.micro_batches;
   CHECK(Device::current().dry()) << "a plan is made on a dry device";
-  initialize(model.named_tensors(), DType::kF32, 0, 0);
+  initialize(model.named_tensors(), dtype, 0, 0);
   model.apply_training_choices();
   const OffloadChoice& offload = options.offload;
   if (offload.activations || offload.ids) {
@@ -122,7 +122,8 @@ absl::StatusOr<RunPlan> plan_run(const Config& config,
   TrainerOptions options = trainer_options(config);
   options.recompute = recomputed_layers(config, model->layers());
   options.anomaly = false;
-  RunPlan plan = plan_training(*model, options, config.train.seq_len);
+  RunPlan plan = plan_training(*model, options, config.train.seq_len,
+                               compute_dtype(config));
   plan.model_type = json.find("model_type")->string();
   return plan;
 }

@@ -44,7 +44,7 @@ absl::StatusOr<RunPlan> plan_run(const Config& config,
 // The same of a model that has no values yet and the options of its trainer, on
 // the current device, which is dry.
 RunPlan plan_training(LanguageModel& model, const TrainerOptions& options,
-                      int64_t tokens);
+                      int64_t tokens, DType dtype = DType::kF32);
 
 Json to_json(const RunPlan& plan);
 std::string to_text(const RunPlan& plan);

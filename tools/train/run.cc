@@ -1,7 +1,6 @@
 #include "tools/train/run.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -23,16 +22,6 @@
 #include "tools/train/stop_signal.h"
 
 namespace tapeline {
-namespace {
-
-double now() {
-  return std::chrono::duration<double>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
-
 absl::Status Run::loop() {
   folder_->say(absl::StrCat(
       "training ", c_.run.name, ": ", parameter_count(trainer_->tensors()),
@@ -59,6 +48,8 @@ absl::Status Run::loop() {
   return absl::OkStatus();
 }
 
+// Queues a step. On a GPU the one before it is reported, while this one runs,
+// unless something is to be done after this step or the host looks into it.
 absl::Status Run::one_step() {
   Pool& pool = Device::current().pool();
   pool.reset_peak();
@@ -66,26 +57,74 @@ absl::Status Run::one_step() {
   if (steps_logged_ < c_.debug.memory && !memory_) {
     memory_.emplace(Device::current(), /*lines=*/true);
   }
-  const double start = now();
-  StepRecord record = trainer_->step(c_.debug.hash_every > 0 &&
-                                     next % c_.debug.hash_every == 0);
-  record.time_unix = now();
+  RETURN_IF_ERROR(watch_cuda(next));
+  trainer_->queue(c_.debug.hash_every > 0 && next % c_.debug.hash_every == 0);
+  peaks_.push_back(pool.stats().peak);
+  evaluated_ = false;
   if (memory_ && ++steps_logged_ == c_.debug.memory) {
     RETURN_IF_ERROR(ending(kExitDisk, end_memory_log()));
   }
-  const double seconds = record.time_unix - start;
-  evaluated_ = false;
-  record.step_ms = 1000 * seconds;
+  const bool wait = Device::current().kind() != DeviceKind::kCuda ||
+                    c_.debug.anomaly || stop_signal() != 0 ||
+                    due(c_.train.eval_every) || due(c_.train.sample_every) ||
+                    due(c_.train.snapshot_every);
+  RETURN_IF_ERROR(report_steps(wait ? 0 : 1));
+  return end_watching(next);
+}
+
+// From the first step on that is to be watched; steps before it have ended.
+absl::Status Run::watch_cuda(int64_t next) {
+  if (c_.debug.cuda_first == 0 || next != c_.debug.cuda_first) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(report_steps(0));
+  watched_from_ = next;
+  ASSIGN_OR_RETURN(monitor_, CudaMonitor::start());
+  return absl::OkStatus();
+}
+
+absl::Status Run::end_watching(int64_t step) {
+  const bool last = step >= c_.debug.cuda_last || step == c_.train.steps;
+  if (monitor_ == nullptr || !last) return absl::OkStatus();
+  RETURN_IF_ERROR(report_steps(0));
+  const CudaReport report = std::exchange(monitor_, nullptr)->stop();
+  folder_->say(absl::StrCat(
+      "steps ", watched_from_, " to ", step, ": ", report.synchronizations,
+      " synchronizations, ", report.allocations, " allocations, ", report.frees,
+      " frees, ", report.pageable_copies, " pageable copies"));
+  const auto write = [&]() -> absl::Status {
+    Json json = to_json(report);
+    json["first_step"] = watched_from_;
+    json["last_step"] = step;
+    RETURN_IF_ERROR(write_json(folder_->file("cuda.json"), json));
+    RETURN_IF_ERROR(make_directories(folder_->file("trace")));
+    return write_file_atomic(folder_->file("trace/cuda.json"),
+                             chrome_trace(report));
+  };
+  return ending(kExitDisk, write());
+}
+
+// Until so many steps are unfinished.
+absl::Status Run::report_steps(int64_t unfinished) {
+  while (trainer_->unfinished() > unfinished) {
+    RETURN_IF_ERROR(report_step(trainer_->finish()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run::report_step(StepRecord record) {
+  const double seconds = 1e-3 * record.step_ms;
   record.tokens_per_s =
       static_cast<double>(c_.train.seq_len * c_.train.micro_batches) / seconds;
-  record.pool_peak_bytes = pool.stats().peak;
+  record.pool_peak_bytes = peaks_.front();
+  peaks_.pop_front();
   record.rss_peak_bytes = peak_resident_bytes();
   step_seconds_ =
       step_seconds_ == 0 ? seconds : 0.95 * step_seconds_ + 0.05 * seconds;
   RETURN_IF_ERROR(ending(kExitDisk, folder_->append_metrics(to_json(record))));
   say_what_had_no_effect();
   const int64_t left = c_.train.steps - record.step;
-  if (record.step == 1 || due(c_.train.log_every)) {
+  if (record.step == 1 || due_at(record.step, c_.train.log_every)) {
     folder_->say(step_line(record, c_.train.steps,
                            static_cast<double>(left) * step_seconds_));
   }
@@ -201,11 +240,13 @@ absl::Status Run::sample(const std::string& file) {
 // What is not finite is neither saved nor exported.
 absl::Status Run::check_weights() {
   for (const NamedTensor& t : trainer_->tensors()) {
-    const std::vector<float> values = t.value().to_vector<float>();
-    if (std::all_of(values.begin(), values.end(),
-                    [](float x) { return std::isfinite(x); })) {
-      continue;
-    }
+    const bool finite = dispatch_float(t.value().dtype(), [&]<class T>() {
+      const std::vector<T> values = t.value().to_vector<T>();
+      return std::all_of(values.begin(), values.end(), [](T x) {
+        return std::isfinite(static_cast<double>(x));
+      });
+    });
+    if (finite) continue;
     return ending(kExitNotFinite,
                   absl::OutOfRangeError(absl::StrCat(
                       "step ", trainer_->steps_done(), ": weights of ", t.name,
@@ -216,6 +257,8 @@ absl::Status Run::check_weights() {
 }
 
 absl::Status Run::save() {
+  RETURN_IF_ERROR(report_steps(0));
+  if (!c_.train.save) return absl::OkStatus();
   const ProfileRange range(Range::kSnapshot);
   RETURN_IF_ERROR(check_weights());
   RETURN_IF_ERROR(ending(kExitDisk, folder_->sync_metrics()));
@@ -235,17 +278,22 @@ absl::Status Run::save() {
 absl::Status Run::stop() {
   const int number = stop_signal();
   RETURN_IF_ERROR(save());
-  return ending(
-      number == SIGINT ? kExitInterrupted : kExitTerminated,
-      absl::CancelledError(absl::StrCat(
-          "stopped by ", number == SIGINT ? "SIGINT" : "SIGTERM",
-          " after step ", trainer_->steps_done(), ", saved in ", snapshots(),
-          "; go on with: ",
-          request_.base.empty() ? resume_command(request_.command_line)
-                                : "the same command and --resume behind --")));
+  const std::string after =
+      absl::StrCat("stopped by ", number == SIGINT ? "SIGINT" : "SIGTERM",
+                   " after step ", trainer_->steps_done());
+  const std::string next =
+      !c_.train.save
+          ? ", nothing is saved: train.save is false"
+          : absl::StrCat(", saved in ", snapshots(), "; go on with: ",
+                         request_.base.empty()
+                             ? resume_command(request_.command_line)
+                             : "the same command and --resume behind --");
+  return ending(number == SIGINT ? kExitInterrupted : kExitTerminated,
+                absl::CancelledError(after + next));
 }
 
 absl::Status Run::finish() {
+  if (!c_.train.save) return absl::OkStatus();
   const ProfileRange range(Range::kExport);
   const std::string hf = folder_->file("hf");
   RETURN_IF_ERROR(export_hugging_face(hf, model_->named_tensors(),

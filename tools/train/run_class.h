@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dist/snapshot.h"
+#include "runtime/cuda_monitor.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
 #include "tools/data/batches.h"
@@ -50,9 +52,11 @@ class Run {
     return request_.base.empty() ? path : join_path(request_.base, path);
   }
   std::string snapshots() const { return join_path(path_, "snapshots"); }
-  bool due(int64_t every) const {
-    const int64_t step = trainer_->steps_done();
+  bool due_at(int64_t step, int64_t every) const {
     return step == c_.train.steps || (every > 0 && step % every == 0);
+  }
+  bool due(int64_t every) const {
+    return due_at(trainer_->steps_done(), every);
   }
 
   absl::Status set_up_device();
@@ -64,7 +68,11 @@ class Run {
   absl::Status open_folder();
   absl::Status loop();
   absl::Status one_step();
+  absl::Status report_steps(int64_t unfinished);
+  absl::Status report_step(StepRecord record);
   absl::Status end_memory_log();
+  absl::Status watch_cuda(int64_t next);
+  absl::Status end_watching(int64_t step);
   void say_what_had_no_effect();
   absl::Status check_finite(const StepRecord& record);
   absl::Status check_weights();
@@ -93,8 +101,11 @@ class Run {
   MetricsCut metrics_;              // what stays of an earlier process's
   std::vector<std::string> notes_;  // to say once there is a log
   std::optional<RunFolder> folder_;
-  bool evaluated_ = false;  // the step just done
+  std::deque<int64_t> peaks_;  // of steps that are not reported yet
+  bool evaluated_ = false;     // the step just done
   int64_t steps_logged_ = 0;
+  std::unique_ptr<CudaMonitor> monitor_;
+  int64_t watched_from_ = 0;  // the step
   bool said_ = false;
   double step_seconds_ = 0;  // of a step, averaged
 };

@@ -34,11 +34,6 @@ LearningRate learning_rate(const Config& c) {
 }  // namespace
 
 absl::Status check_settings(const Config& c) {
-  if (c.compute_dtype != "f32") {
-    return absl::UnimplementedError(
-        absl::StrCat("compute_dtype = ", c.compute_dtype,
-                     ": training in it is not built yet; set it to \"f32\""));
-  }
   const absl::Status rate = learning_rate(c).check();
   if (!rate.ok()) {
     return absl::InvalidArgumentError(
@@ -63,12 +58,22 @@ absl::Status check_settings(const Config& c) {
         absl::StrCat("recompute.keep has no effect under recompute.policy = ",
                      c.recompute.policy, "; set the policy to keep"));
   }
+  const int64_t first = c.debug.cuda_first, last = c.debug.cuda_last;
+  if (last != 0 && (first == 0 || last < first)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "debug.cuda_last = ", last, ", but debug.cuda_first = ", first,
+        "; give the steps from the first to the last"));
+  }
   if (c.offload.warmup_steps == 1) {
     return absl::InvalidArgumentError(
         "offload.warmup_steps = 1: the first step is not typical; set it to 2 "
         "or more, or to 0");
   }
   return absl::OkStatus();
+}
+
+DType compute_dtype(const Config& c) {
+  return c.compute_dtype == "bf16" ? DType::kBf16 : DType::kF32;
 }
 
 TrainerOptions trainer_options(const Config& c) {

@@ -14,6 +14,7 @@ namespace tapeline {
 // error that names the keys.
 absl::Status check_settings(const Config& config);
 
+DType compute_dtype(const Config& config);
 TrainerOptions trainer_options(const Config& config);
 // Which of `layers` layers, MTP ones included, are recomputed.
 std::vector<bool> recomputed_layers(const Config& config, int layers);

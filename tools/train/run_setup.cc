@@ -21,6 +21,11 @@ namespace tapeline {
 absl::Status Run::set_up_device() {
   ASSIGN_OR_RETURN(device_, open_device(c_.device));
   if (device_) scope_.emplace(*device_);
+  if (!device_ && c_.debug.cuda_first > 0) {
+    return absl::InvalidArgumentError(
+        "debug.cuda_first watches CUDA, but this run is on a CPU; set "
+        "device=cuda, or debug.cuda_first=0");
+  }
   int64_t threads = c_.train.threads;
   if (threads == 0) threads = std::thread::hardware_concurrency();
   Device::current().set_threads(
@@ -93,7 +98,7 @@ absl::Status Run::make_trainer() {
   const std::string from =
       c_.model.path.empty() ? "" : user_path(c_.model.path);
   const std::vector<NamedTensor> tensors = model_->named_tensors();
-  const DType dtype = c_.compute_dtype == "bf16" ? DType::kBf16 : DType::kF32;
+  const DType dtype = compute_dtype(c_);
   if (snapshot_) {
     RETURN_IF_ERROR(load(tensors, dtype, *snapshot_->tensors));
   } else if (!from.empty()) {
@@ -165,6 +170,7 @@ absl::Status Run::open_folder() {
           write_file_atomic(folder_->file("metrics.jsonl"), metrics_.kept));
     }
     evaluated_ = metrics_.evaluated;
+    if (!c_.train.save) return absl::OkStatus();
     HostTensors host;
     return check_disk_space(snapshots(),
                             snapshot_bytes(trainer_->contents(host)),

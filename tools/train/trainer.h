@@ -8,11 +8,20 @@
 // from a pure function of the step, so a run that continues from a snapshot
 // makes the same bits. Nothing divides by the number of micro-batches: every
 // loss has its denominator before the step. Not thread-safe.
+//
+// On a GPU the host queues steps and does not wait for them: the next step may
+// be queued while one runs, and a step's numbers arrive when it has ended. Only
+// its update is queued no sooner than it is known whether the step before was
+// taken or skipped, as updates are counted: by then the device has the whole of
+// the next step's passes ahead of it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,10 +37,13 @@
 #include "dist/snapshot.h"
 #include "models/batch.h"
 #include "models/context.h"
+#include "runtime/device_timer.h"
+#include "runtime/pool.h"
 #include "tools/train/host_tensors.h"
 #include "tools/train/language_model.h"
 #include "tools/train/metrics.h"
 #include "tools/train/offload_timing.h"
+#include "tools/train/readback.h"
 
 namespace tapeline {
 
@@ -63,14 +75,44 @@ struct TrainerOptions {
 using BatchFunction =
     std::function<HostBatch(int64_t step, int64_t micro_batch)>;
 
+// What a micro-batch leaves on the device for the step's record.
+struct MicroBatchResult {
+  Tensor lm;
+  std::vector<Tensor> mtp;
+  AuxWeights weights;
+  std::map<int, LayerStatistics> statistics;  // per global layer
+};
+
+// Forward and backward pass of one micro-batch, whose gradients are added to
+// `grads`. `n` counts the targets of the whole step. `offload`: null without.
+MicroBatchResult run_micro_batch(LanguageModel& model,
+                                 const TrainerOptions& options,
+                                 const HostBatch& host, const Denominators& n,
+                                 OffloadGraph* offload,
+                                 ParameterGradients& grads);
+// The windows of such a pass; null where options offload nothing.
+std::unique_ptr<OffloadGraph> offload_graph(const LanguageModel& model,
+                                            const TrainerOptions& options,
+                                            int64_t tokens);
+
 class Trainer {
  public:
   // The model has values. It outlives the trainer.
   Trainer(LanguageModel& model, TrainerOptions options, BatchFunction batches);
 
-  // Runs the next step. With `hash` the record has the fingerprints of
-  // gradients and parameters. Fields of time and memory are left to the caller.
+  // Runs the next step to its end. With `hash` the record has the fingerprints
+  // of gradients and parameters. Fields of memory and speed are left to the
+  // caller; time_unix is when the numbers were seen, step_ms what the device
+  // needed.
   StepRecord step(bool hash);
+  // The same in two parts: queue() queues the next step, finish() waits for the
+  // oldest that has not been finished. With one unfinished step before it,
+  // queue() returns when that one's numbers are known.
+  void queue(bool hash);
+  StepRecord finish();
+  int64_t unfinished() const {
+    return static_cast<int64_t>(done_.size()) + (running_ ? 1 : 0);
+  }
   // What made the last step's numbers not finite, under options.anomaly.
   const std::optional<Anomaly>& anomaly() const { return anomaly_; }
   // Under options.strict_offload: the first difference from the plan.
@@ -78,12 +120,12 @@ class Trainer {
   const OffloadCounters& offload_counters() const { return offload_counters_; }
   const OffloadChoice& offload_choice() const { return options_.offload; }
 
-  int64_t steps_done() const { return step_; }
-  bool last_skipped() const { return last_skipped_; }
+  int64_t steps_done() const { return step_; }         // or queued
+  bool last_skipped() const { return last_skipped_; }  // the last one finished
   const std::vector<NamedTensor>& tensors() const { return tensors_; }
   const Optimizer& optimizer() const { return optimizer_; }
   ParameterGradients& gradients() { return grads_; }
-  // Assignments per expert of the last step, by layer.
+  // Assignments per expert of the last step known, by layer.
   const std::map<int, std::vector<int64_t>>& expert_counts() const {
     return expert_counts_;
   }
@@ -96,17 +138,30 @@ class Trainer {
                        std::vector<std::string>* notes);
 
  private:
-  // What a micro-batch leaves on the device for the step's record.
-  struct Leftover {
-    Tensor lm;
-    std::vector<Tensor> mtp;
-    AuxWeights weights;
-    std::map<int, LayerStatistics> statistics;  // per global layer
-  };
-  Leftover run_micro_batch(const HostBatch& host, const Denominators& n);
+  MicroBatchResult run(const HostBatch& host, const Denominators& n);
   void finish_offload(const OffloadGraph& graph);
-  void read_back(const Leftover& left, StepRecord& record);
-  void update_router_biases();
+  // A step that is queued, and where its numbers are in what is read back.
+  struct Running {
+    explicit Running(Pool& pool) : numbers(pool) {}
+    struct MicroBatch {
+      size_t lm = 0;
+      std::vector<size_t> mtp;
+      AuxWeights weights;
+      struct Layer {
+        std::vector<size_t> balance, z, indexer, counts;
+      };
+      std::map<int, Layer> layers;
+    };
+    StepRecord record;
+    Readback numbers;
+    std::vector<MicroBatch> micro_batches;
+    size_t update = 0;  // Optimizer::queue()
+  };
+  static void send(const std::vector<MicroBatchResult>& results, Running& to);
+  void read_back(const Running& step, StepRecord& record);
+  void settle();
+  void update_router_biases(const std::vector<MicroBatchResult>& results,
+                            const Tensor& update);
 
   LanguageModel& model_;
   TrainerOptions options_;
@@ -119,6 +174,10 @@ class Trainer {
   OffloadCounters offload_counters_;  // since the trainer was made
   OffloadTiming offload_timing_;
   absl::Status offload_status_;
+  std::array<DeviceTimer, 2> timers_;  // of steps with odd and even numbers
+  Pool numbers_;  // pinned memory that a step's numbers arrive in
+  std::unique_ptr<Running> running_;  // the newest step
+  std::deque<StepRecord> done_;       // older ones, not asked for yet
   int64_t step_ = 0, tokens_ = 0;
   int64_t steps_here_ = 0;  // since the trainer was made
   bool last_skipped_ = false;
