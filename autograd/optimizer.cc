@@ -72,13 +72,15 @@ Tensor Optimizer::gradient(ParameterGradients& grads,
 
 StepReport Optimizer::step(ParameterGradients& grads, double lr, double loss) {
   std::vector<Tensor> gradient_of;
-  double squares = 0;
+  std::vector<double> squares;
+  double sum = 0;
   for (const OptimizedTensor& t : tensors_) {
     gradient_of.push_back(gradient(grads, t));
-    squares += squared_norm_of(gradient_of.back());
+    squares.push_back(squared_norm_of(gradient_of.back()));
+    sum += squares.back();
   }
   StepReport report;
-  report.grad_norm = std::sqrt(squares);
+  report.grad_norm = std::sqrt(sum_ ? sum_(squares) : sum);
   if (!std::isfinite(report.grad_norm) || !std::isfinite(loss)) {
     report.skipped = true;
     ++skipped_;

@@ -63,10 +63,15 @@ std::string state_name(const OptimizerState& state) {
 
 Trainer::Trainer(LanguageModel& model, TrainerOptions options,
                  BatchFunction batches)
+    : Trainer(model, std::move(options), std::move(batches),
+              model.named_tensors()) {}
+
+Trainer::Trainer(LanguageModel& model, TrainerOptions options,
+                 BatchFunction batches, std::vector<NamedTensor> tensors)
     : model_(model),
       options_(std::move(options)),
       batches_(std::move(batches)),
-      tensors_(sorted_by_name(model.named_tensors())),
+      tensors_(sorted_by_name(std::move(tensors))),
       optimizer_(optimized(model, tensors_), options_.optimizer) {}
 
 StepRecord Trainer::step(bool hash) {

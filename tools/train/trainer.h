@@ -66,10 +66,11 @@ class Trainer {
  public:
   // The model has values. It outlives the trainer.
   Trainer(LanguageModel& model, TrainerOptions options, BatchFunction batches);
+  virtual ~Trainer() = default;
 
   // Runs the next step. With `hash` the record has the fingerprints of
   // gradients and parameters. Fields of time and memory are left to the caller.
-  StepRecord step(bool hash);
+  virtual StepRecord step(bool hash);
   // What made the last step's numbers not finite, under options.anomaly.
   const std::optional<Anomaly>& anomaly() const { return anomaly_; }
   // Under options.strict_offload: the first difference from the plan.
@@ -88,13 +89,17 @@ class Trainer {
   }
 
   // All that the next step depends on. `host` keeps the bytes.
-  SnapshotContents contents(HostTensors& host) const;
+  virtual SnapshotContents contents(HostTensors& host) const;
   // Restores optimizer state and counters; weights were loaded by load(). Says
   // in `notes` where the learning rates go on differently than was planned.
   absl::Status restore(const Snapshot& snapshot,
                        std::vector<std::string>* notes);
 
- private:
+ protected:
+  // Of a part of the model: the tensors that have values here.
+  Trainer(LanguageModel& model, TrainerOptions options, BatchFunction batches,
+          std::vector<NamedTensor> tensors);
+
   // What a micro-batch leaves on the device for the step's record.
   struct Leftover {
     Tensor lm;
