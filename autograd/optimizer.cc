@@ -94,7 +94,17 @@ Tensor Optimizer::queue(ParameterGradients& grads, double lr,
   std::vector<Tensor> gradient_of;
   for (const OptimizedTensor& t : tensors_) {
     gradient_of.push_back(gradient(grads, t));
-    add_squares(gradient_of.back(), partial, squares);
+  }
+  if (sum_) {
+    const auto count = static_cast<int64_t>(gradient_of.size());
+    const Tensor each = Tensor::zeros({count}, DType::kF64);
+    for (int64_t i = 0; i < count; ++i) {
+      add_squares(gradient_of[static_cast<size_t>(i)], partial,
+                  each.slice(0, i, i + 1));
+    }
+    squares.assign<double>({sum_(each.to_vector<double>())});
+  } else {
+    for (const Tensor& g : gradient_of) add_squares(g, partial, squares);
   }
   clip_factor(launch(), read<double>(squares), options_.max_norm,
               write<double>(clip_1));

@@ -19,8 +19,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -71,6 +73,12 @@ class Optimizer {
  public:
   Optimizer(std::vector<OptimizedTensor> tensors, OptimizerOptions options);
 
+  // Of a model that is spread over ranks: the sum of all tensors' squares from
+  // those of these, which are in name order. Null: of these alone. NaN skips
+  // the update. With it queue() waits for the device.
+  using SumFunction = std::function<double(const std::vector<double>& squares)>;
+  void set_sum_of_squares(SumFunction sum) { sum_ = std::move(sum); }
+
   // Call once per step; `grads` keeps its sums, the caller zeroes them. A loss
   // that is not finite skips the update too. Waits for the device.
   StepReport step(ParameterGradients& grads, double lr, double loss = 0);
@@ -115,6 +123,7 @@ class Optimizer {
 
   std::vector<OptimizedTensor> tensors_;
   OptimizerOptions options_;
+  SumFunction sum_;
   std::vector<Slot> slots_;
   absl::flat_hash_map<const Parameter::State*, size_t> slot_of_;
   int64_t updates_ = 0, skipped_ = 0;

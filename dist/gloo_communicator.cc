@@ -159,7 +159,7 @@ struct GlooCommunicator::State {
     std::thread thread;
   };
 
-  Launch launch;
+  Launched launch;
   GlooOptions options;
   std::unique_ptr<TcpStoreServer> server;
   std::unique_ptr<TcpStore> store, teller;
@@ -377,7 +377,7 @@ GlooCommunicator::GlooCommunicator(std::unique_ptr<State> state)
 GlooCommunicator::~GlooCommunicator() = default;
 
 absl::StatusOr<std::unique_ptr<GlooCommunicator>> GlooCommunicator::connect(
-    const Launch& launch, const GlooOptions& options) {
+    const Launched& launch, const GlooOptions& options) {
   auto state = std::make_unique<State>();
   state->launch = launch;
   state->options = options;

@@ -35,7 +35,7 @@ class GlooCommunicator : public Communicator {
   // Connects all ranks with each other, by way of the store of rank 0, which it
   // serves. Blocks until all are there, or the timeout.
   static absl::StatusOr<std::unique_ptr<GlooCommunicator>> connect(
-      const Launch& launch, const GlooOptions& options = {});
+      const Launched& launch, const GlooOptions& options = {});
   ~GlooCommunicator() override;
 
   int rank() const override;

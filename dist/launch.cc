@@ -13,13 +13,14 @@ namespace {
 constexpr int kMostRanks = 1 << 20, kMostPorts = 65535;
 
 struct Launcher {
-  const char *name, *rank, *world, *local_rank;
+  const char *name, *rank, *world, *local_rank, *local_world;
 };
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+     "SLURM_NTASKS_PER_NODE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK"},
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
 };
 
 absl::StatusOr<int> number(const Environment& variable, const char* name,
@@ -50,8 +51,8 @@ Environment process_environment() {
   };
 }
 
-absl::StatusOr<Launch> read_launch(const Environment& variable) {
-  Launch out;
+absl::StatusOr<Launched> read_launch(const Environment& variable) {
+  Launched out;
   const Launcher* launcher = nullptr;
   for (const Launcher& l : kLaunchers) {
     if (launcher == nullptr && variable(l.rank)) launcher = &l;
@@ -63,6 +64,8 @@ absl::StatusOr<Launch> read_launch(const Environment& variable) {
                                     std::nullopt));
   ASSIGN_OR_RETURN(out.local_rank, number(variable, launcher->local_rank, 0,
                                           out.world - 1, out.rank));
+  ASSIGN_OR_RETURN(out.local_world,
+                   number(variable, launcher->local_world, 1, kMostRanks, 1));
   if (out.world == 1) return out;
   const std::optional<std::string> master = variable("MASTER_ADDR");
   if (!master || master->empty()) {

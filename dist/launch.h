@@ -1,9 +1,10 @@
 // Who this process is among those that were started together.
 //
 // Read from the environment of the launcher, the first of these that is there:
-// torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; Slurm's
-// SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; Open MPI's OMPI_COMM_WORLD_RANK,
-// _SIZE, _LOCAL_RANK. MASTER_ADDR and MASTER_PORT are needed with all of them
+// torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT; Slurm's SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
+// SLURM_NTASKS_PER_NODE; Open MPI's OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK,
+// _LOCAL_SIZE. MASTER_ADDR and MASTER_PORT are needed with all of them
 // for more than one process; TAPELINE_STORE_PORT is the port of rank 0's store,
 // MASTER_PORT + 1 unless given: the launcher may use MASTER_PORT itself.
 #pragma once
@@ -16,8 +17,9 @@
 
 namespace tapeline {
 
-struct Launch {
+struct Launched {
   int rank = 0, world = 1, local_rank = 0;
+  int local_world = 1;  // processes on this host, where the launcher says it
   std::string master = "127.0.0.1";
   int store_port = 0;
 };
@@ -29,6 +31,6 @@ Environment process_environment();
 
 // One process on its own if no launcher's variables are set. InvalidArgument
 // for numbers that are none or contradict each other.
-absl::StatusOr<Launch> read_launch(const Environment& variable);
+absl::StatusOr<Launched> read_launch(const Environment& variable);
 
 }  // namespace tapeline

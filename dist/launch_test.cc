@@ -9,7 +9,7 @@
 namespace tapeline {
 namespace {
 
-absl::StatusOr<Launch> read(const std::map<std::string, std::string>& set) {
+absl::StatusOr<Launched> read(const std::map<std::string, std::string>& set) {
   return read_launch(
       [&](const std::string& name) -> std::optional<std::string> {
         const auto found = set.find(name);
@@ -19,7 +19,7 @@ absl::StatusOr<Launch> read(const std::map<std::string, std::string>& set) {
 }
 
 TEST(Launch, AloneWithoutALauncher) {
-  const Launch launch = read({{"MASTER_PORT", "x"}}).value();
+  const Launched launch = read({{"MASTER_PORT", "x"}}).value();
   EXPECT_EQ(launch.rank, 0);
   EXPECT_EQ(launch.world, 1);
 }
@@ -28,18 +28,26 @@ TEST(Launch, ReadsEachLaunchersVariables) {
   const std::map<std::string, std::string> master = {{"MASTER_ADDR", "node7"},
                                                      {"MASTER_PORT", "29500"}};
   const std::map<std::string, std::string> launchers[] = {
-      {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}},
-      {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}},
+      {{"RANK", "5"},
+       {"WORLD_SIZE", "8"},
+       {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"}},
+      {{"SLURM_PROCID", "5"},
+       {"SLURM_NTASKS", "8"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_NTASKS_PER_NODE", "4"}},
       {{"OMPI_COMM_WORLD_RANK", "5"},
        {"OMPI_COMM_WORLD_SIZE", "8"},
-       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}},
   };
   for (std::map<std::string, std::string> set : launchers) {
     set.insert(master.begin(), master.end());
-    const Launch launch = read(set).value();
+    const Launched launch = read(set).value();
     EXPECT_EQ(launch.rank, 5);
     EXPECT_EQ(launch.world, 8);
     EXPECT_EQ(launch.local_rank, 1);
+    EXPECT_EQ(launch.local_world, 4);
     EXPECT_EQ(launch.master, "node7");
     EXPECT_EQ(launch.store_port, 29501);
   }
@@ -74,7 +82,7 @@ TEST(Launch, SaysWhatIsWrong) {
        "MASTER_PORT is '99999'"},
   };
   for (const auto& [set, what] : cases) {
-    const absl::StatusOr<Launch> launch = read(set);
+    const absl::StatusOr<Launched> launch = read(set);
     ASSERT_FALSE(launch.ok());
     EXPECT_TRUE(absl::StrContains(launch.status().message(), what))
         << launch.status();

@@ -63,7 +63,14 @@ absl::Status set_aside(const std::string& path, std::string_view word) {
   return sync_directory(parent_path(path));
 }
 
-Json tensor_index(const std::vector<NamedBytes>& tensors) {
+std::string part_file(int part) {
+  char name[48];
+  std::snprintf(name, sizeof(name), "rank%05d.safetensors", part);
+  return name;
+}
+
+Json tensor_index(const std::vector<NamedBytes>& tensors,
+                  const std::string& file) {
   Json::Object index;
   for (const NamedBytes& t : tensors) {
     Json::Array shape;
@@ -71,26 +78,82 @@ Json tensor_index(const std::vector<NamedBytes>& tensors) {
     Json entry;
     entry["dtype"] = to_safetensors(t.dtype);
     entry["shape"] = std::move(shape);
-    entry["file"] = kTensorFile;
+    entry["file"] = file;
     entry["xxh3"] = to_hex(hash_bytes(t.data, t.bytes()));
     index.emplace_back(t.name, std::move(entry));
   }
   return index;
 }
 
-absl::Status write_files(const std::string& folder,
-                         const SnapshotContents& contents) {
+// What one rank wrote, as it tells the one that writes the manifest.
+struct Part {
+  Manifest::File file;
+  uint64_t bytes = 0;  // of tensors
+  Json tensors;
+};
+
+std::string part_text(const Part& part) {
+  Json json;
+  json["name"] = part.file.name;
+  json["bytes"] = part.file.bytes;
+  json["xxh3"] = part.file.xxh3;
+  json["tensor_bytes"] = part.bytes;
+  json["tensors"] = part.tensors;
+  return json.dump();
+}
+
+absl::StatusOr<Part> parse_part(const std::string& text) {
+  ASSIGN_OR_RETURN(const Json json, parse_json(text, "part of a snapshot"));
+  const Json *name = json.find("name"), *bytes = json.find("bytes"),
+             *xxh3 = json.find("xxh3"), *all = json.find("tensor_bytes"),
+             *tensors = json.find("tensors");
+  if (name == nullptr || bytes == nullptr || xxh3 == nullptr ||
+      all == nullptr || tensors == nullptr) {
+    return absl::InternalError("a part of a snapshot is not described whole");
+  }
+  return Part{{name->string(), bytes->integer(), xxh3->string()},
+              static_cast<uint64_t>(all->integer()),
+              *tensors};
+}
+
+absl::Status write_index(const std::string& folder,
+                         const std::vector<Part>& parts) {
+  uint64_t bytes = 0;
+  Json::Object map;
+  for (const Part& part : parts) {
+    bytes += part.bytes;
+    for (const auto& [name, entry] : part.tensors.object()) {
+      map.emplace_back(name, part.file.name);
+    }
+  }
+  Json index;
+  index["metadata"]["total_size"] = bytes;
+  index["weight_map"] = std::move(map);
+  return write_file_atomic(join_path(folder, kIndexFile), index.dump(1) + "\n");
+}
+
+// All but the parts.
+absl::Status write_rest(const std::string& folder,
+                        const SnapshotContents& contents,
+                        const std::vector<Part>& parts) {
   Manifest manifest;
   manifest.format = kSnapshotFormat;
   manifest.step = contents.step;
   manifest.layout = contents.layout;
-  manifest.tensors = tensor_index(contents.tensors);
+  Json::Object tensors;
+  for (const Part& part : parts) {
+    manifest.files.push_back(part.file);
+    const Json::Object& more = part.tensors.object();
+    tensors.insert(tensors.end(), more.begin(), more.end());
+  }
+  manifest.tensors = std::move(tensors);
+  if (parts.size() > 1) {
+    RETURN_IF_ERROR(write_index(folder, parts));
+    ASSIGN_OR_RETURN(manifest.files.emplace_back(),
+                     fingerprint(folder, kIndexFile));
+  }
   std::map<std::string, std::string> texts = contents.texts;
   texts[kStateFile] = contents.state.dump(1) + "\n";
-  RETURN_IF_ERROR(
-      write_safetensors(join_path(folder, kTensorFile), contents.tensors));
-  ASSIGN_OR_RETURN(manifest.files.emplace_back(),
-                   fingerprint(folder, kTensorFile));
   for (const auto& [name, text] : texts) {
     RETURN_IF_ERROR(write_file_atomic(join_path(folder, name), text));
     ASSIGN_OR_RETURN(Manifest::File file, fingerprint(folder, name));
@@ -171,32 +234,51 @@ absl::Status check_disk_space(const std::string& folder, uint64_t bytes,
       " are free; free some space or set run.dir to another disk"));
 }
 
-absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
-                                          const SnapshotContents& contents,
-                                          std::vector<std::string>* warnings) {
+absl::StatusOr<std::string> begin_snapshot(const SnapshotStore& store,
+                                           int64_t step, uint64_t bytes) {
   RETURN_IF_ERROR(make_directories(store.root));
   RETURN_IF_ERROR(remove_leftovers(store.root));
-  const std::string name = snapshot_name(contents.step);
+  const std::string name = snapshot_name(step);
   const std::string path = join_path(store.root, name);
   if (path_exists(path)) {
     if (check_snapshot(path, /*hashes=*/true).ok()) {
       // The process that saved it may have died just before this.
       RETURN_IF_ERROR(point_latest(store.root, name));
-      return path;
+      return std::string();
     }
     RETURN_IF_ERROR(set_aside(path, "damaged"));
   }
-  RETURN_IF_ERROR(
-      check_disk_space(store.root, snapshot_bytes(contents), /*count=*/1));
+  RETURN_IF_ERROR(check_disk_space(store.root, bytes, /*count=*/1));
   const std::string temporary = absl::StrCat(path, ".tmp-", nonce());
   RETURN_IF_ERROR(make_directories(temporary));
-  const absl::Status written = write_files(temporary, contents);
-  if (!written.ok()) {
-    // Best effort; the next save tries again.
-    remove_path(temporary).IgnoreError();
-    return written;
+  return temporary;
+}
+
+absl::StatusOr<std::string> write_snapshot_part(
+    const std::string& folder, int part,
+    const std::vector<NamedBytes>& tensors) {
+  const std::string file = part_file(part);
+  RETURN_IF_ERROR(write_safetensors(join_path(folder, file), tensors));
+  Part out;
+  ASSIGN_OR_RETURN(out.file, fingerprint(folder, file));
+  for (const NamedBytes& t : tensors) out.bytes += t.bytes();
+  out.tensors = tensor_index(tensors, file);
+  return part_text(out);
+}
+
+absl::StatusOr<std::string> end_snapshot(const SnapshotStore& store,
+                                         const std::string& folder,
+                                         const SnapshotContents& contents,
+                                         const std::vector<std::string>& parts,
+                                         std::vector<std::string>* warnings) {
+  std::vector<Part> written;
+  for (const std::string& text : parts) {
+    ASSIGN_OR_RETURN(written.emplace_back(), parse_part(text));
   }
-  RETURN_IF_ERROR(rename_path(temporary, path));
+  RETURN_IF_ERROR(write_rest(folder, contents, written));
+  const std::string name = snapshot_name(contents.step);
+  const std::string path = join_path(store.root, name);
+  RETURN_IF_ERROR(rename_path(folder, path));
   RETURN_IF_ERROR(sync_directory(store.root));
   RETURN_IF_ERROR(point_latest(store.root, name));
   if (const absl::Status removed = retain(store); !removed.ok()) {
@@ -204,6 +286,25 @@ absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
         absl::StrCat("an old snapshot stays: ", removed.message()));
   }
   return path;
+}
+
+absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
+                                          const SnapshotContents& contents,
+                                          std::vector<std::string>* warnings) {
+  ASSIGN_OR_RETURN(
+      const std::string folder,
+      begin_snapshot(store, contents.step, snapshot_bytes(contents)));
+  if (folder.empty()) {
+    return join_path(store.root, snapshot_name(contents.step));
+  }
+  absl::StatusOr<std::string> saved =
+      write_snapshot_part(folder, 0, contents.tensors);
+  if (saved.ok()) {
+    saved = end_snapshot(store, folder, contents, {*saved}, warnings);
+  }
+  // Best effort; the next save tries again.
+  if (!saved.ok()) remove_path(folder).IgnoreError();
+  return saved;
 }
 
 absl::Status set_aside_later_snapshots(const std::string& root, int64_t step) {
@@ -237,8 +338,10 @@ absl::StatusOr<Snapshot> load_snapshot(const std::string& path) {
   snapshot.step = manifest.step;
   snapshot.layout = manifest.layout;
   ASSIGN_OR_RETURN(snapshot.state, read_json(join_path(path, kStateFile)));
+  const bool parts = path_exists(join_path(path, kIndexFile));
   ASSIGN_OR_RETURN(SafetensorsReader reader,
-                   SafetensorsReader::open(join_path(path, kTensorFile)));
+                   SafetensorsReader::open(
+                       join_path(path, parts ? kIndexFile : kTensorFile)));
   snapshot.tensors = std::make_unique<SafetensorsReader>(std::move(reader));
   return snapshot;
 }

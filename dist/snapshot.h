@@ -1,7 +1,9 @@
 // Snapshot: saved training state that is complete and verified, or invisible.
 //
 //   <root>/step_0000120/
-//     rank00000.safetensors    tensors, by canonical name
+//     rank00000.safetensors    tensors, by canonical name; of a job of several
+//                              ranks a file of each that writes, and
+//                              tensors.index.json says which holds what
 //     state.json               what is not a tensor: counters, schedule
 //     config.resolved.toml ... any further text
 //     MANIFEST.json            format version, step, layout, size and XXH3-128
@@ -16,7 +18,10 @@
 //
 // Loading takes the newest folder whose manifest, sizes and hashes are right
 // and says which file spoiled a newer one. A folder named explicitly is loaded
-// or refused. Not thread-safe; one process at a time writes below a root.
+// or refused. Not thread-safe; one process at a time writes below a root, or
+// the ranks of one job: one begins a snapshot, all write their parts, the one
+// ends it. Keys are canonical names, so whatever layout wrote a snapshot, any
+// other one reads it.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +62,24 @@ absl::Status check_disk_space(const std::string& folder, uint64_t bytes,
 absl::StatusOr<std::string> save_snapshot(const SnapshotStore& store,
                                           const SnapshotContents& contents,
                                           std::vector<std::string>* warnings);
+
+// The same in three steps, for the ranks of a job that see one file system. The
+// folder to write parts into; empty if a usable snapshot of the step is there
+// already. `bytes` is what all parts take.
+absl::StatusOr<std::string> begin_snapshot(const SnapshotStore& store,
+                                           int64_t step, uint64_t bytes);
+// On any rank, a number of its own from 0 on. What the one that ends the
+// snapshot has to know of it.
+absl::StatusOr<std::string> write_snapshot_part(
+    const std::string& folder, int part,
+    const std::vector<NamedBytes>& tensors);
+// `parts` is what write_snapshot_part() returned for parts 0, 1, ...;
+// contents.tensors is not looked at. Returns the folder as save_snapshot().
+absl::StatusOr<std::string> end_snapshot(const SnapshotStore& store,
+                                         const std::string& folder,
+                                         const SnapshotContents& contents,
+                                         const std::vector<std::string>& parts,
+                                         std::vector<std::string>* warnings);
 
 // Snapshots later than `step` no longer belong to a run that continues from it:
 // they are renamed to <name>.superseded[-k], which nothing loads or removes.

@@ -18,7 +18,10 @@ namespace tapeline {
 inline constexpr int64_t kSnapshotFormat = 1;
 inline constexpr char kManifestFile[] = "MANIFEST.json";
 inline constexpr char kStateFile[] = "state.json";
+// Of the one process that wrote, or of the first.
 inline constexpr char kTensorFile[] = "rank00000.safetensors";
+// Where there are several: which holds what, as a Hugging Face index.
+inline constexpr char kIndexFile[] = "tensors.index.json";
 
 struct Manifest {
   struct File {

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "runtime/fault.h"
 #include "runtime/file.h"
+#include "runtime/status.h"
 
 namespace tapeline {
 namespace {
@@ -308,6 +309,78 @@ TEST_F(SnapshotTest, InterruptedAndShortCallsChangeNothing) {
     set_fault("");
     EXPECT_EQ(read_file(path(1) + "/MANIFEST.json").value(), good);
   }
+}
+
+// Parts of three ranks, one of which has nothing.
+class SnapshotParts : public SnapshotTest {
+ protected:
+  absl::Status save_parts(int64_t step) {
+    SnapshotContents c = contents(step);
+    const std::vector<NamedBytes> all = c.tensors;
+    c.tensors.clear();
+    ASSIGN_OR_RETURN(const std::string folder,
+                     begin_snapshot(store_, step, /*bytes=*/1000));
+    if (folder.empty()) return absl::OkStatus();
+    std::vector<std::string> parts;
+    for (const std::vector<NamedBytes>& tensors :
+         {std::vector<NamedBytes>{all[0]}, {}, {all[1]}}) {
+      ASSIGN_OR_RETURN(
+          parts.emplace_back(),
+          write_snapshot_part(folder, static_cast<int>(parts.size()), tensors));
+    }
+    return end_snapshot(store_, folder, c, parts, &warnings_).status();
+  }
+};
+
+TEST_F(SnapshotParts, B41_HaveTheTensorsOfOneFileUnderTheSameNames) {
+  ASSERT_TRUE(save(1).ok());
+  const Snapshot whole = load_snapshot(path(1)).value();
+  ASSERT_TRUE(remove_path(store_.root).ok());
+  ASSERT_TRUE(save_parts(1).ok());
+  const Snapshot parts = load_snapshot(path(1)).value();
+  EXPECT_EQ(parts.tensors->names(), whole.tensors->names());
+  EXPECT_EQ(parts.state, whole.state);
+  EXPECT_EQ(parts.tensors->read_tensor("m")->to_vector<float>(), weights_);
+  EXPECT_EQ(parts.tensors->read_tensor("counts")->to_vector<int64_t>(),
+            counts_);
+  EXPECT_TRUE(path_exists(path(1) + "/rank00002.safetensors"));
+  // A step that is there is not written again.
+  EXPECT_EQ(begin_snapshot(store_, 1, 1000).value(), "");
+}
+
+TEST_F(SnapshotParts, AnyDamagedFileIsFound) {
+  for (const char* file :
+       {"rank00000.safetensors", "rank00001.safetensors",
+        "rank00002.safetensors", "tensors.index.json", "state.json"}) {
+    ASSERT_TRUE(remove_path(store_.root).ok());
+    ASSERT_TRUE(save_parts(1).ok());
+    std::string bytes = read_file(path(1) + "/" + file).value();
+    bytes.back() ^= 1;
+    ASSERT_TRUE(write_file_atomic(path(1) + "/" + file, bytes).ok());
+    const absl::Status status = load_snapshot(path(1)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_NE(status.message().find(file), std::string::npos) << status;
+  }
+}
+
+TEST_F(SnapshotParts, AFailureOfAnyCallLeavesTheOldSnapshot) {
+  int failed = 0;
+  for (int k = 1;; ++k) {
+    SCOPED_TRACE(k);
+    ASSERT_TRUE(remove_path(store_.root).ok());
+    for (int64_t step : {1, 2}) ASSERT_TRUE(save_parts(step).ok());
+    set_fault("eio:" + std::to_string(k));
+    const absl::Status status = save_parts(3);
+    const int64_t points = fault_points();
+    set_fault("");
+    if (!status.ok()) ++failed;
+    const int64_t latest = latest_step();
+    EXPECT_TRUE(latest == 3 || (!status.ok() && latest == 2)) << latest;
+    ASSERT_TRUE(save_parts(4).ok());
+    EXPECT_EQ(latest_step(), 4);
+    if (points < k) break;
+  }
+  EXPECT_GE(failed, 20);
 }
 
 }  // namespace

@@ -104,14 +104,6 @@ std::string text(const char* what, const char* preposition, int rank,
 
 }  // namespace
 
-std::string to_string(const std::vector<TensorSpec>& specs) {
-  return absl::StrJoin(specs, " ", [](std::string* out, const TensorSpec& s) {
-    std::ostringstream shape;
-    shape << s.dtype << s.shape;
-    absl::StrAppend(out, shape.str());
-  });
-}
-
 struct ThreadGroup::State {
   class Rank;
 

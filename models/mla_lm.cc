@@ -213,13 +213,15 @@ StageResult MlaLm::run(const StageParts& parts, const StageState& in,
   }
   x = run_layers(std::move(x), parts.first_layer, parts.layers, ctx);
   std::vector<Tensor>& depths_TD = out.state.depths_TD;
-  for (int d = parts.first_depth; d < parts.first_depth + parts.depths; ++d) {
-    if (d == 0) {
-      x.selected.reset();
-      if (norm_before_depths()) {
-        x.hidden_TD = observe("final_norm_out", norm(x.hidden_TD));
-      }
+  if (parts.depths > 0 && parts.first_depth == 0) {
+    x.selected.reset();
+    if (norm_before_depths()) {
+      x.hidden_TD = observe("final_norm_out", norm(x.hidden_TD));
     }
+  }
+  // A batch without their targets runs no depths.
+  const int depths = batch.mtp.empty() ? 0 : parts.depths;
+  for (int d = parts.first_depth; d < parts.first_depth + depths; ++d) {
     const LayerState state =
         run_depth(d, {d == 0 ? x.hidden_TD : depths_TD.back(), x.selected},
                   batch.mtp[d], ctx);

@@ -7,29 +7,32 @@
 
 namespace tapeline {
 
-double number(const Tensor& x) {
+double scalar_value(const Tensor& x) {
   if (x.dtype() == DType::kF64) return x.to_vector<double>()[0];
   return x.to_vector<float>()[0];
 }
 
-StepLog::StepLog(int micro_batches, int layers, int64_t experts)
+StepLog::StepLog(int micro_batches, int layers, int64_t experts, int first)
     : micro_batches_(micro_batches),
       layers_(layers),
       experts_(experts),
+      first_(first),
       losses_(static_cast<size_t>(2 * micro_batches)),
       auxiliary_(static_cast<size_t>(micro_batches * layers * kKinds)),
       counts_(static_cast<size_t>(layers * (experts + 1))) {}
 
 void StepLog::set_losses(int micro_batch, double lm, double mtp) {
+  micro_batch += first_;
   losses_[static_cast<size_t>(2 * micro_batch)] = lm;
   losses_[static_cast<size_t>(2 * micro_batch + 1)] = mtp;
 }
 
 void StepLog::add_statistics(int micro_batch, const Context& ctx) {
+  micro_batch += first_;
   for (const auto& [layer, of] : ctx.statistics) {
     const auto sum_of = [](const std::vector<Tensor>& losses) {
       double sum = 0;
-      for (const Tensor& loss : losses) sum += number(loss);
+      for (const Tensor& loss : losses) sum += scalar_value(loss);
       return sum;
     };
     auxiliary_[at(micro_batch, layer, 0)] =

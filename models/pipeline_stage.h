@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "autograd/memory_plan.h"
+#include "autograd/mode.h"
 #include "autograd/offload.h"
 #include "dist/communicator.h"
 #include "dist/pipeline/executor.h"
@@ -29,7 +30,8 @@
 
 namespace tapeline {
 
-// A step's micro-batches, which all ranks have, and what weighs its losses.
+// The micro-batches that a pipeline runs in a step, which all its ranks have,
+// and what weighs the step's losses: counts of all replicas' micro-batches.
 struct StepData {
   std::vector<HostBatch> batches;
   Denominators n;
@@ -51,8 +53,9 @@ struct StageMemory {
 // exchange() adds those of all ranks up.
 class StepLog {
  public:
-  // `layers` with prediction layers; experts: 0 if there are none.
-  StepLog(int micro_batches, int layers, int64_t experts);
+  // `layers` with prediction layers; experts: 0 if there are none. Of all
+  // replicas' micro-batches, of which this rank's begin at `first`.
+  StepLog(int micro_batches, int layers, int64_t experts, int first = 0);
 
   void set_losses(int micro_batch, double lm, double mtp);
   void add_statistics(int micro_batch, const Context& ctx);
@@ -80,6 +83,7 @@ class StepLog {
 
   const int micro_batches_, layers_;
   const int64_t experts_;
+  const int first_;
   std::vector<double> losses_;  // lm, mtp by micro-batch
   std::vector<double> auxiliary_;
   std::vector<int64_t>
@@ -113,11 +117,26 @@ std::unique_ptr<StageContext> make_stage_context(const StepData& data,
                                                  const Pass& pass, int layers,
                                                  bool needs_batch);
 
-double number(const Tensor& x);
+double scalar_value(const Tensor& x);
+
+// A stage of any model, as a trainer has it.
+class LanguageModelStage : public Stage {
+ public:
+  // Before each step; both outlive it.
+  virtual void begin_step(const StepData& data, StepLog& log) = 0;
+  virtual const StageCounters& counters() const = 0;
+
+  // Forward alone, to measure the loss of a text: no tape, no prediction
+  // depths, no auxiliary losses. The last stage's `loss` is the sum over labels
+  // of their cross-entropy.
+  virtual std::vector<TensorSpec> evaluation_inputs(int64_t tokens) const = 0;
+  virtual StageOutput evaluate(const HostBatch& batch,
+                               const std::vector<Tensor>& inputs) = 0;
+};
 
 // Lm: MlaLm, GqaLm.
 template <class Lm>
-class ModelStage : public Stage {
+class ModelStage : public LanguageModelStage {
  public:
   ModelStage(const Lm& model, const Layout& layout, int stage, DType dtype,
              StageMemory memory)
@@ -126,18 +145,47 @@ class ModelStage : public Stage {
         stage_(stage),
         dtype_(dtype),
         memory_(std::move(memory)) {
-    if (stage > 0) before_ = model.cut_after(layout, stage - 1);
+    Layout plain = layout;
+    for (StageParts& parts : plain) parts.first_depth = parts.depths = 0;
+    if (stage > 0) {
+      before_ = model.cut_after(layout, stage - 1);
+      evaluated_before_ = model.cut_after(plain, stage - 1);
+    }
     if (stage + 1 < static_cast<int>(layout.size())) {
       behind_ = model.cut_after(layout, stage);
+      evaluated_behind_ = model.cut_after(plain, stage);
     }
   }
 
-  // Before each step; both outlive it.
-  void begin_step(const StepData& data, StepLog& log) {
+  void begin_step(const StepData& data, StepLog& log) override {
     data_ = &data;
     log_ = &log;
   }
-  const StageCounters& counters() const { return counters_; }
+  const StageCounters& counters() const override { return counters_; }
+
+  std::vector<TensorSpec> evaluation_inputs(int64_t tokens) const override {
+    return message_specs(evaluated_before_, tokens, model_.c->dim,
+                         model_.selected_keys(), dtype_);
+  }
+  StageOutput evaluate(const HostBatch& host,
+                       const std::vector<Tensor>& inputs) override {
+    const GradModeScope off(GradMode::kOff);
+    const StageParts& parts = layout_[stage_];
+    Context ctx;
+    ctx.sequence = Sequence::packed(host.cu_seqlens);
+    ctx.count_experts = false;
+    model_.prepare(ctx);
+    Batch batch;
+    if (parts.embedding || parts.head) {
+      batch = make_batch(host, {.tokens = 1, .lm = 1, .mtp = {}}, 0,
+                         accumulator_dtype(dtype_));
+    }
+    const StageResult made =
+        model_.run(parts, state_of(inputs, evaluated_before_), batch, ctx);
+    StageOutput out{message_of(made.state, evaluated_behind_), {}};
+    if (made.loss) out.loss = made.loss->lm;
+    return out;
+  }
 
   std::vector<TensorSpec> inputs(int micro_batch) const override {
     return specs(before_, micro_batch);
@@ -171,8 +219,8 @@ class ModelStage : public Stage {
     if (made.loss) {
       out.loss = made.loss->total;
       double mtp = 0;
-      for (const Tensor& loss : made.loss->mtp) mtp += number(loss);
-      log_->set_losses(j, number(made.loss->lm), mtp);
+      for (const Tensor& loss : made.loss->mtp) mtp += scalar_value(loss);
+      log_->set_losses(j, scalar_value(made.loss->lm), mtp);
     }
     return out;
   }
@@ -207,7 +255,7 @@ class ModelStage : public Stage {
   const int stage_;
   const DType dtype_;
   const StageMemory memory_;
-  StageCut before_, behind_;
+  StageCut before_, behind_, evaluated_before_, evaluated_behind_;
   const StepData* data_ = nullptr;
   StepLog* log_ = nullptr;
   std::map<int, std::unique_ptr<StageContext>> under_way_;

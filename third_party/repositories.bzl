@@ -76,9 +76,9 @@ def tapeline_repositories():
     )
 
     # The threaded flavour by its own folder: what plain -lopenblas means is a
-    # system-wide alternative. The project calls it from one thread at a time
-    # and with one thread of its own, because OpenBLAS changes its result bits
-    # with the number of threads.
+    # system-wide alternative. It is told to use one thread of its own, because
+    # its result bits change with the number of them; several threads of ours
+    # call it at once, for which this flavour is built.
     system_library(
         name = "openblas",
         include_dir = "openblas-pthread",

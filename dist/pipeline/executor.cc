@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/elementwise/elementwise.h"
 #include "runtime/access.h"
 #include "runtime/check.h"
 #include "runtime/status.h"
@@ -43,9 +44,7 @@ void copy_values(const Tensor& from, const Tensor& to) {
   CHECK(from.shape() == to.shape() && from.dtype() == to.dtype());
   if (from.storage()->device().dry()) return;
   dispatch_float(from.dtype(), [&]<class T>() {
-    const auto in = read<T>(from);
-    const auto out = write<T>(to);
-    std::copy_n(in.view().data, from.elements(), out.view().data);
+    copy<T>(launch(), read<T>(from), write<T>(to));
   });
 }
 
@@ -121,9 +120,16 @@ absl::Status Executor::execute(const Instruction& i,
       return ask(i);
     case Instruction::kTake:
       return take(i);
-    case Instruction::kRun:
-      return i.pass.is_forward() ? run_forward(i.pass)
-                                 : run_backward(i.pass, grads);
+    case Instruction::kRun: {
+      const absl::Time begin = absl::Now();
+      RETURN_IF_ERROR(i.pass.is_forward() ? run_forward(i.pass)
+                                          : run_backward(i.pass, grads));
+      PassTime& time = counters_.passes[{i.pass.stage, i.pass.kind}];
+      ++time.passes;
+      if (i.pass.recompute) ++time.recomputed;
+      time.seconds += absl::ToDoubleSeconds(absl::Now() - begin);
+      return absl::OkStatus();
+    }
     case Instruction::kHand:
       // The value lies where the other stage looks for it.
       ++counters_.handed;

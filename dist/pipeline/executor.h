@@ -83,6 +83,13 @@ struct ExecutorOptions {
   std::function<absl::Status(int stage)> reduce;
 };
 
+// What passes of one kind took on the host. On a device that works on its own
+// that is not what they cost there.
+struct PassTime {
+  int64_t passes = 0, recomputed = 0;
+  double seconds = 0;
+};
+
 // Of one step.
 struct ExecutorCounters {
   int64_t forwards = 0, backwards = 0, inputs = 0, weights = 0;  // F B I W
@@ -97,6 +104,8 @@ struct ExecutorCounters {
   int64_t nodes_left = 0;     // of tapes when they were freed
   double waited_seconds = 0;  // for messages
   double seconds = 0;         // of the step
+  // By stage and kind. Their sum is the time in which the rank was not idle.
+  std::map<std::pair<int, PassKind>, PassTime> passes;
   int64_t actions() const { return forwards + backwards + inputs + weights; }
 };
 

@@ -166,5 +166,26 @@ TEST(Schedule, ALayoutMustHaveItsStages) {
                  2, {"share one layer"});
 }
 
+TEST(Schedule, ALayoutWeighsItsStages) {
+  const auto makespan = [](const Words& more) {
+    const ChildResult r = tapeline_run(
+        made("gpipe", 2, 4) + more + Words{"--cost=F=1,I=1.5,W=0.5", "--json"});
+    EXPECT_EQ(r.code, 0) << r.err;
+    return json_of(r.out).find("makespan")->number();
+  };
+  // One layer each: what a stage costs without a layout.
+  EXPECT_EQ(makespan({"--layout", "Et|tL"}), makespan({}));
+  // GPipe of unequal stages takes sum F + sum B + (m-1)(max F + max B).
+  EXPECT_NEAR(makespan({"--layout", "Ettt|tmL"}), 5 + 10 + 3 * (3 + 6), 1e-9);
+  EXPECT_NEAR(
+      makespan({"--layout", "Ettt|tmL", "--part_cost", "E=0.5,t=1,m=2,L=4"}),
+      10.5 + 21 + 3 * (7 + 14), 1e-9);
+  expect_failure(tapeline_run(made("1f1b", 2, 4) + Words{"--part_cost", "t=1"}),
+                 64, {"--part_cost goes with --layout"});
+  expect_failure(tapeline_run(made("1f1b", 2, 4) +
+                              Words{"--layout", "Et|tL", "--part_cost", "x=1"}),
+                 64, {"--part_cost has 'x'; parts are E, t, m and L"});
+}
+
 }  // namespace
 }  // namespace tapeline

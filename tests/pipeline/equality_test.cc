@@ -415,7 +415,7 @@ TEST(Equality, ProcessesHaveTheBitsOfThePlainLoop) {
 
 // One rank of a case, started by the test above.
 int run_process(int64_t number, const std::string& out) {
-  const absl::StatusOr<Launch> launch = read_launch(process_environment());
+  const absl::StatusOr<Launched> launch = read_launch(process_environment());
   CHECK(launch.ok() && seed);
   auto communicator = GlooCommunicator::connect(*launch);
   CHECK(communicator.ok()) << communicator.status().message();

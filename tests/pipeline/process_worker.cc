@@ -54,7 +54,7 @@ int run(std::map<std::string, std::string> flags) {
       return 2;
     }
   }
-  const absl::StatusOr<Launch> launch = read_launch(process_environment());
+  const absl::StatusOr<Launched> launch = read_launch(process_environment());
   if (!launch.ok()) return fail(launch.status());
   const absl::StatusOr<Schedule> schedule = read_schedule(flags["--schedule"]);
   if (!schedule.ok()) return fail(schedule.status());

@@ -35,6 +35,7 @@ OPS = [
 
 _VISIBILITY = [
     "//autograd:__subpackages__",
+    "//dist:__subpackages__",
     "//kernels:__subpackages__",
     "//tests:__subpackages__",
     "//tools:__subpackages__",
@@ -85,7 +86,7 @@ def kernel(
       test_tags: further tags of both tests.
       bench_deps: further deps of the benchmark.
       copts: for the host compiler, beyond KERNEL_COPTS.
-      visibility: instead of autograd, kernels, tests and tools.
+      visibility: instead of autograd, dist, kernels, tests and tools.
     """
     visibility = visibility or _VISIBILITY
     copts = KERNEL_COPTS + copts

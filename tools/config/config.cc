@@ -294,27 +294,6 @@ absl::Status read_set(const std::string& text, std::vector<Assignment>& out) {
 
 // --- the whole --------------------------------------------------------------
 
-// A value that is understood and that this build cannot do.
-absl::Status refuse(const Config& config, const std::string& key,
-                    const std::string& value, const std::string& what) {
-  const auto origin = config.origins.find(key);
-  return absl::UnimplementedError(
-      (origin == config.origins.end() ? "default" : origin->second) + ": " +
-      key + " = " + value + ": " + what);
-}
-
-absl::Status check_implemented(const Config& c) {
-  if (c.pipeline.ranks > 1) {
-    return refuse(c, "pipeline.ranks", std::to_string(c.pipeline.ranks),
-                  "pipelines are not built yet; set it to 1");
-  }
-  if (c.pipeline.chunks > 1) {
-    return refuse(c, "pipeline.chunks", std::to_string(c.pipeline.chunks),
-                  "pipelines are not built yet; set it to 1");
-  }
-  return absl::OkStatus();
-}
-
 // A name that is one folder, here and in any shell.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.size() <= 64 && name[0] != '.' &&
@@ -347,7 +326,7 @@ absl::Status check_whole(const Config& c) {
   if (c.data.train.empty()) {
     return invalid("data.train is empty; set it to king_james:train or a file");
   }
-  return check_implemented(c);
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -106,10 +106,12 @@ struct OffloadSettings {
 
 struct PipelineSettings {
   std::string schedule = "1f1b";
-  int64_t ranks = 1;
-  int64_t chunks = 1;
+  int64_t ranks = 0;
+  int64_t chunks = 0;
   std::string layout;
   std::string file;
+  int64_t timeout = 600;
+  int64_t connect_timeout = 60;
 };
 
 struct DebugSettings {

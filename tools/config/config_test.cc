@@ -215,22 +215,6 @@ TEST_F(ConfigTest, ErrorsSayWhereAndWhat) {
   }
 }
 
-TEST_F(ConfigTest, WhatIsNotBuiltIsRefused) {
-  const struct {
-    const char* set;
-    const char* error;
-  } cases[] = {
-      {"pipeline.ranks=2", "--set: pipeline.ranks = 2: pipelines are not"},
-      {"pipeline.chunks=2", "--set: pipeline.chunks = 2: pipelines are not"},
-  };
-  for (const auto& c : cases) {
-    const auto config = load_config("", {kModel, c.set});
-    EXPECT_EQ(config.status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_TRUE(std::string(config.status().message()).starts_with(c.error))
-        << config.status();
-  }
-}
-
 TEST_F(ConfigTest, AModelIsNeeded) {
   EXPECT_TRUE(std::string(load_config("", {}).status().message())
                   .starts_with("no model: set model.path"));

@@ -163,12 +163,19 @@ void visit_settings(C& c, F&& f) {
     "measured by then, at least 2; 0: all are made");
 
   f("pipeline.schedule", c.pipeline.schedule, any(), "name of a schedule");
-  f("pipeline.ranks", c.pipeline.ranks, at_least(1), "pipeline ranks");
-  f("pipeline.chunks", c.pipeline.chunks, at_least(1), "stages of a rank");
+  f("pipeline.ranks", c.pipeline.ranks, at_least(0),
+    "pipeline ranks, of which the number of processes is a multiple; 0: all "
+    "processes");
+  f("pipeline.chunks", c.pipeline.chunks, at_least(0),
+    "stages of a rank; 0: as few as the schedule can have");
   f("pipeline.layout", c.pipeline.layout, any(),
     "which layers each stage holds; empty: even");
   f("pipeline.file", c.pipeline.file, any(),
     "schedule text to run instead of pipeline.schedule");
+  f("pipeline.timeout", c.pipeline.timeout, at_least(1),
+    "seconds that a rank waits for another before the run ends with code 72");
+  f("pipeline.connect_timeout", c.pipeline.connect_timeout, at_least(1),
+    "seconds that processes wait for each other at the start");
 
   f("debug.hash_every", c.debug.hash_every, at_least(0),
     "steps between fingerprints of gradients and parameters; 0: never");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -33,7 +34,7 @@ namespace {
 constexpr double kMostCost = 1e15;
 
 struct ScheduleFlags {
-  std::string name, file, validate, cost, layout, svg, csv;
+  std::string name, file, validate, cost, layout, part_cost, svg, csv;
   std::string ov_release = "end";
   ScheduleSize size{.ranks = 0, .chunks = 0, .micro_batches = 0};
   double latency = 0, max_activations = 0;
@@ -61,6 +62,8 @@ Flags make_flags(ScheduleFlags& f) {
             "refuse ranks that keep more, in micro-batches (no limit)");
   flags.add("layout", &f.layout, "S",
             "parts of the model by stage, as Et*3|(tt|)*6mL");
+  flags.add("part_cost", &f.part_cost, "E=0,t=1,m=1,L=0",
+            "with --layout: --cost is of one layer, a part so many layers");
   flags.add("svg", &f.svg, "OUT", "draw the timeline");
   flags.add("csv", &f.csv, "OUT", "write torch's compute-only CSV");
   flags.add("json", &f.json, "", "print figures and actions as JSON");
@@ -93,6 +96,9 @@ std::string check(const ScheduleFlags& f) {
     return "--latency must be from 0 to 1e15";
   }
   if (f.max_activations < 0) return "--max_activations must not be negative";
+  if (!f.part_cost.empty() && f.layout.empty()) {
+    return "--part_cost goes with --layout";
+  }
   if (f.ov_release != "end" && f.ov_release != "early") {
     return absl::StrCat("--ov_release is '", f.ov_release,
                         "'; use end or early");
@@ -100,10 +106,12 @@ std::string check(const ScheduleFlags& f) {
   return "";
 }
 
-// "F=1,I=1.5": what is not given stays.
-absl::StatusOr<StageCosts> parse_cost(const std::string& text) {
-  StageCosts costs;
-  if (text.empty()) return costs;
+// "F=1,I=1.5": what is not given stays. `set` says whether it knows the key.
+absl::Status parse_numbers(
+    const std::string& flag, const std::string& text,
+    const std::string& example, const std::string& known,
+    const std::function<bool(const std::string& key, double value)>& set) {
+  if (text.empty()) return absl::OkStatus();
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::pair<std::string, std::string> pair =
         absl::StrSplit(item, absl::MaxSplits('=', 1));
@@ -114,23 +122,76 @@ absl::StatusOr<StageCosts> parse_cost(const std::string& text) {
     if (parsed.ec != std::errc() || parsed.ptr != end || value < 0 ||
         value > kMostCost) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--cost has '", item, "'; give it as F=1,I=1,W=1"));
+          absl::StrCat(flag, " has '", item, "'; give it as ", example));
     }
-    if (key == "F") {
-      costs.forward = value;
-    } else if (key == "I") {
-      costs.input = value;
-    } else if (key == "W") {
-      costs.weight = value;
-    } else if (key == "B") {
-      costs.backward = value;
-    } else if (key == "OV") {
-      costs.overlapped = value;
-    } else {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--cost has '", key, "'; actions are F, I, W, B and OV"));
+    if (!set(key, value)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, " has '", key, "'; ", known));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StageCosts> parse_cost(const std::string& text) {
+  StageCosts costs;
+  RETURN_IF_ERROR(parse_numbers("--cost", text, "F=1,I=1,W=1",
+                                "actions are F, I, W, B and OV",
+                                [&](const std::string& key, double value) {
+                                  if (key == "F") {
+                                    costs.forward = value;
+                                  } else if (key == "I") {
+                                    costs.input = value;
+                                  } else if (key == "W") {
+                                    costs.weight = value;
+                                  } else if (key == "B") {
+                                    costs.backward = value;
+                                  } else if (key == "OV") {
+                                    costs.overlapped = value;
+                                  } else {
+                                    return false;
+                                  }
+                                  return true;
+                                }));
+  return costs;
+}
+
+// How many layers the parts of a model are worth.
+struct PartWeights {
+  double embedding = 0, layer = 1, depth = 1, head = 0;
+};
+
+absl::StatusOr<PartWeights> parse_part_cost(const std::string& text) {
+  PartWeights weights;
+  RETURN_IF_ERROR(parse_numbers("--part_cost", text, "E=0,t=1,m=1,L=0",
+                                "parts are E, t, m and L",
+                                [&](const std::string& key, double value) {
+                                  if (key == "E") {
+                                    weights.embedding = value;
+                                  } else if (key == "t") {
+                                    weights.layer = value;
+                                  } else if (key == "m") {
+                                    weights.depth = value;
+                                  } else if (key == "L") {
+                                    weights.head = value;
+                                  } else {
+                                    return false;
+                                  }
+                                  return true;
+                                }));
+  return weights;
+}
+
+double layers_of(const StageParts& parts, const PartWeights& weights) {
+  return weights.embedding * parts.embedding + weights.layer * parts.layers +
+         weights.depth * parts.depths + weights.head * parts.head;
+}
+
+StageCosts scaled(StageCosts costs, double factor) {
+  costs.forward *= factor;
+  costs.input *= factor;
+  costs.weight *= factor;
+  if (costs.backward) *costs.backward *= factor;
+  if (costs.overlapped) *costs.overlapped *= factor;
   return costs;
 }
 
@@ -153,6 +214,7 @@ Limits limits(const ScheduleFlags& f, const Schedule& s) {
 struct Report {
   std::string name;
   Schedule schedule;
+  StageCosts cost;  // as given
   Costs costs;
   Simulation simulation;
   std::optional<Layout> layout;
@@ -201,7 +263,7 @@ Json layout_json(const Layout& layout) {
 
 Json to_json(const Report& r) {
   const Schedule& s = r.schedule;
-  const StageCosts& c = r.costs.stages[0];
+  const StageCosts& c = r.cost;
   Json out;
   out["schema"] = 1;
   out["name"] = r.name;
@@ -229,7 +291,12 @@ Json to_json(const Report& r) {
   const std::optional<int> capacity = min_capacity(s, r.costs.ov_release);
   out["min_capacity"] = capacity ? Json(*capacity) : Json();
   out["slots"] = array_json(r.simulation.slots);
-  if (r.layout) out["layout"] = layout_json(*r.layout);
+  if (r.layout) {
+    out["layout"] = layout_json(*r.layout);
+    Json::Array forward;
+    for (const StageCosts& of : r.costs.stages) forward.push_back(of.forward);
+    out["stage_forward"] = std::move(forward);
+  }
   out["actions"] = actions_json(s);
   return out;
 }
@@ -299,8 +366,9 @@ absl::StatusOr<Schedule> make_or_read(const ScheduleFlags& f) {
 }
 
 absl::StatusOr<Report> make_report(const ScheduleFlags& f,
-                                   const StageCosts& cost) {
-  Report r{.name = f.name.empty() ? f.file : f.name};
+                                   const StageCosts& cost,
+                                   const PartWeights& weights) {
+  Report r{.name = f.name.empty() ? f.file : f.name, .cost = cost};
   r.costs = {{cost}, f.latency, release(f)};
   ASSIGN_OR_RETURN(r.schedule, make_or_read(f));
   if (const auto refusal = validate(r.schedule, limits(f, r.schedule))) {
@@ -313,6 +381,10 @@ absl::StatusOr<Report> make_report(const ScheduleFlags& f,
       return absl::InvalidArgumentError(
           absl::StrCat("--layout has ", r.layout->size(),
                        " stages; the schedule has ", r.schedule.stages()));
+    }
+    r.costs.stages.clear();
+    for (const StageParts& parts : *r.layout) {
+      r.costs.stages.push_back(scaled(cost, layers_of(parts, weights)));
     }
   }
   ASSIGN_OR_RETURN(r.simulation, simulate(r.schedule, r.costs));
@@ -344,8 +416,10 @@ int schedule_verb(const Arguments& arguments) {
   }
   const absl::StatusOr<StageCosts> cost = parse_cost(f.cost);
   if (!cost.ok()) return fail(kExitUsage, cost.status());
+  const absl::StatusOr<PartWeights> weights = parse_part_cost(f.part_cost);
+  if (!weights.ok()) return fail(kExitUsage, weights.status());
   if (!f.validate.empty()) return validate_file(f);
-  const absl::StatusOr<Report> report = make_report(f, *cost);
+  const absl::StatusOr<Report> report = make_report(f, *cost, *weights);
   if (!report.ok()) return fail(kExitBadInput, report.status());
   const absl::Status written = write_files(f, *report);
   if (!written.ok()) return fail(kExitDisk, written);

@@ -14,7 +14,8 @@ enum ExitCode : int {
   kExitBadInput = 2,  // config, data or file
   kExitUsage = 64,
   kExitOutOfMemory = 70,
-  kExitNotFinite = 71,  // more skipped steps than the budget
+  kExitNotFinite = 71,      // more skipped steps than the budget
+  kExitCommunication = 72,  // another process failed, or was not heard of
   kExitDisk = 74,
   kExitSnapshot = 75,  // corrupt, and none usable
   kExitInterrupted = 130,

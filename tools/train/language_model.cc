@@ -19,9 +19,33 @@
 namespace tapeline {
 namespace {
 
-class MlaLanguageModel : public LanguageModel {
+template <class Lm>
+class InParts : public LanguageModel {
  public:
-  explicit MlaLanguageModel(SharedMlaLmConfig config) : model_{config} {}
+  std::vector<NamedTensor> stage_tensors(const Layout& layout,
+                                         int stage) override {
+    return model_.named_tensors(layout, stage);
+  }
+  SharedWeights shared_embedding(const Layout& layout) const override {
+    return model_.shared_embedding(layout);
+  }
+  const Parameter& embedding() const override { return model_.embed.weight; }
+  std::unique_ptr<LanguageModelStage> make_stage(
+      const Layout& layout, int stage, DType dtype,
+      StageMemory memory) const override {
+    return std::make_unique<ModelStage<Lm>>(model_, layout, stage, dtype,
+                                            std::move(memory));
+  }
+
+ protected:
+  template <class Config>
+  explicit InParts(Config config) : model_{std::move(config)} {}
+  Lm model_;
+};
+
+class MlaLanguageModel : public InParts<MlaLm> {
+ public:
+  explicit MlaLanguageModel(SharedMlaLmConfig config) : InParts(config) {}
 
   const Json& config() const override { return c().hf; }
   int64_t vocabulary() const override { return c().vocabulary; }
@@ -31,7 +55,9 @@ class MlaLanguageModel : public LanguageModel {
   const RouterRule& router_rule() const override { return rule_; }
   bool latent_attention() const override { return true; }
   int layers() const override { return c().total_layers(); }
+  int decoder_layers() const override { return static_cast<int>(c().layers); }
   int index_top_k() const override { return c().sparse ? c().index_top_k : 0; }
+  int64_t experts() const override { return c().experts; }
   int mtp_layer(int depth) const override {
     return static_cast<int>(c().layers) +
            std::clamp(depth, 0, std::max(0, c().mtp_layers - 1));
@@ -66,13 +92,12 @@ class MlaLanguageModel : public LanguageModel {
 
  private:
   const MlaLmConfig& c() const { return *model_.c; }
-  MlaLm model_;
   RouterRule rule_ = c().moe().rule;
 };
 
-class GqaLanguageModel : public LanguageModel {
+class GqaLanguageModel : public InParts<GqaLm> {
  public:
-  explicit GqaLanguageModel(SharedGqaLmConfig config) : model_{config} {}
+  explicit GqaLanguageModel(SharedGqaLmConfig config) : InParts(config) {}
 
   const Json& config() const override { return c().hf; }
   int64_t vocabulary() const override { return c().vocabulary; }
@@ -82,7 +107,9 @@ class GqaLanguageModel : public LanguageModel {
   const RouterRule& router_rule() const override { return c().moe.rule; }
   bool latent_attention() const override { return false; }
   int layers() const override { return static_cast<int>(c().layers); }
+  int decoder_layers() const override { return layers(); }
   int index_top_k() const override { return 0; }
+  int64_t experts() const override { return c().moe.experts; }
   int mtp_layer(int) const override { return static_cast<int>(c().layers); }
 
   std::vector<NamedTensor> named_tensors() override {
@@ -114,7 +141,6 @@ class GqaLanguageModel : public LanguageModel {
 
  private:
   const GqaLmConfig& c() const { return *model_.c; }
-  GqaLm model_;
 };
 
 using Made = absl::StatusOr<std::unique_ptr<LanguageModel>>;

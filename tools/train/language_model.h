@@ -13,9 +13,12 @@
 
 #include "absl/status/statusor.h"
 #include "autograd/memory_plan.h"
+#include "dist/pipeline/layout.h"
 #include "models/batch.h"
 #include "models/context.h"
 #include "models/latent_attention.h"
+#include "models/pipeline_stage.h"
+#include "models/stage_state.h"
 #include "models/weights.h"
 #include "runtime/json.h"
 
@@ -43,8 +46,10 @@ class LanguageModel {
   virtual const RouterRule& router_rule() const = 0;
   // Attention that has a plain and an absorbed form, and over which keys.
   virtual bool latent_attention() const = 0;
-  virtual int layers() const = 0;       // prediction layers included
-  virtual int index_top_k() const = 0;  // keys a token attends to, 0: all
+  virtual int layers() const = 0;          // prediction layers included
+  virtual int decoder_layers() const = 0;  // without them
+  virtual int index_top_k() const = 0;     // keys a token attends to, 0: all
+  virtual int64_t experts() const = 0;  // of a layer that routes, 0: none does
   // The layer as which prediction depth `depth` reports.
   virtual int mtp_layer(int depth) const = 0;
 
@@ -63,6 +68,17 @@ class LanguageModel {
   virtual void prepare(Context& ctx) const = 0;
   virtual LanguageModelLoss loss(const Batch& batch, Context& ctx) const = 0;
   virtual Tensor logits(const Tensor& ids_T, Context& ctx) const = 0;
+
+  // --- In parts, for pipelines (models/pipeline_stage.h). Tensors of stages
+  // that are not this rank's never get values.
+  virtual std::vector<NamedTensor> stage_tensors(const Layout& layout,
+                                                 int stage) = 0;
+  virtual SharedWeights shared_embedding(const Layout& layout) const = 0;
+  virtual const Parameter& embedding() const = 0;
+  // `layout` and this object outlive it.
+  virtual std::unique_ptr<LanguageModelStage> make_stage(
+      const Layout& layout, int stage, DType dtype,
+      StageMemory memory) const = 0;
 };
 
 // Values of model_type that make_language_model knows.

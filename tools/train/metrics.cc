@@ -58,8 +58,11 @@ Json to_json(const StepRecord& r) {
   json["offload_exposed_ms"] = r.offload_exposed_ms;
   json["replays"] = r.replays;
   json["rss_peak_bytes"] = r.rss_peak_bytes;
-  json["bubble_measured"] = nullptr;
-  json["bubble_simulated"] = nullptr;
+  const auto or_null = [](const std::optional<double>& x) {
+    return x ? Json(*x) : Json();
+  };
+  json["bubble_measured"] = or_null(r.bubble_measured);
+  json["bubble_simulated"] = or_null(r.bubble_simulated);
   json["skipped"] = r.skipped;
   if (!r.grad_hash.empty()) json["grad_hash"] = r.grad_hash;
   if (!r.param_hash.empty()) json["param_hash"] = r.param_hash;
@@ -88,6 +91,11 @@ std::string step_line(const StepRecord& r, int64_t total_steps,
       rate(r.tokens_per_s), " | ", format("%5.0f ms", r.step_ms), " | mem ",
       format("%4.0f", static_cast<double>(r.pool_peak_bytes) / (1 << 20)), "/",
       format("%.0f MiB", static_cast<double>(r.rss_peak_bytes) / (1 << 20)),
+      r.bubble_measured && r.bubble_simulated
+          ? absl::StrCat(
+                " | bubble ", format("%4.1f", 100 * *r.bubble_measured),
+                format(" %% (sim %4.1f %%)", 100 * *r.bubble_simulated))
+          : std::string(),
       " | ETA ", clock_time(seconds_left), " | skip ", r.skipped);
 }
 

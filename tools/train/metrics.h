@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -22,11 +23,14 @@ struct StepRecord {
   int64_t tokens = 0;  // consumed since the run began
   double tokens_per_s = 0, step_ms = 0;
   int64_t pool_peak_bytes = 0, rss_peak_bytes = 0;
-  int64_t pinned_bytes = 0;           // host memory for copies
-  int64_t offload_bytes = 0;          // copied to the host in this step
-  double offload_exposed_ms = 0;      // of the step, spent in copies
-  int64_t replays = 0;                // of checkpointed layers in this step
-  int64_t skipped = 0;                // steps not applied since the run began
+  int64_t pinned_bytes = 0;       // host memory for copies
+  int64_t offload_bytes = 0;      // copied to the host in this step
+  double offload_exposed_ms = 0;  // of the step, spent in copies
+  int64_t replays = 0;            // of checkpointed layers in this step
+  int64_t skipped = 0;            // steps not applied since the run began
+  // Idle part of all pipeline ranks' time: as it was, and as a simulation has
+  // it in which each pass takes what it took on average. Absent: no pipeline.
+  std::optional<double> bubble_measured, bubble_simulated;
   std::string grad_hash, param_hash;  // empty: not computed at this step
 };
 

@@ -1,5 +1,7 @@
 #include "tools/train/open_device.h"
 
+#include <algorithm>
+
 #include "runtime/check.h"
 #include "runtime/cuda_device.h"
 
@@ -13,9 +15,11 @@ DeviceKind device_kind(const std::string& name) {
   return name == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu;
 }
 
-absl::StatusOr<std::unique_ptr<Device>> open_device(const std::string& name) {
+absl::StatusOr<std::unique_ptr<Device>> open_device(const std::string& name,
+                                                    int index) {
   if (device_kind(name) == DeviceKind::kCpu) return nullptr;
-  return make_cuda_device(0, Device::current().threads().threads());
+  return make_cuda_device(index % std::max(1, cuda_devices()),
+                          Device::current().threads().threads());
 }
 
 }  // namespace tapeline

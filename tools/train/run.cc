@@ -24,23 +24,24 @@
 namespace tapeline {
 absl::Status Run::loop() {
   folder_->say(absl::StrCat(
-      "training ", c_.run.name, ": ", parameter_count(trainer_->tensors()),
+      "training ", c_.run.name, ": ", parameter_count(model_->named_tensors()),
       " parameters, ", train_.bytes(), " bytes of text, ",
       c_.train.micro_batches * c_.train.seq_len, " tokens a step, ",
       Device::current().threads().threads(), " threads",
       Device::current().kind() == DeviceKind::kCuda
           ? absl::StrCat(", ", cuda_properties()->name)
           : ""));
+  if (job_) folder_->say(absl::StrCat("pipeline: ", plan_text(job_->plan())));
   // What an interrupted run still owes for its last step.
   if (snapshot_) {
     RETURN_IF_ERROR(report());
-    if (stop_signal() != 0) return stop();
+    if (stopped_by() != 0) return stop();
   }
   while (trainer_->steps_done() < c_.train.steps) {
     RETURN_IF_ERROR(one_step());
-    if (stop_signal() != 0) return stop();
+    if (stopped_by() != 0) return stop();
     RETURN_IF_ERROR(report());
-    if (stop_signal() != 0) return stop();
+    if (stopped_by() != 0) return stop();
     if (due(c_.train.snapshot_every)) {
       RETURN_IF_ERROR(save());
     }
@@ -54,20 +55,21 @@ absl::Status Run::one_step() {
   Pool& pool = Device::current().pool();
   pool.reset_peak();
   const int64_t next = trainer_->steps_done() + 1;
-  if (steps_logged_ < c_.debug.memory && !memory_) {
+  if (leader() && steps_logged_ < c_.debug.memory && !memory_) {
     memory_.emplace(Device::current(), /*lines=*/true);
   }
   RETURN_IF_ERROR(watch_cuda(next));
   trainer_->queue(c_.debug.hash_every > 0 && next % c_.debug.hash_every == 0);
+  if (job_) RETURN_IF_ERROR(pipeline_->status());
   peaks_.push_back(pool.stats().peak);
   evaluated_ = false;
   if (memory_ && ++steps_logged_ == c_.debug.memory) {
     RETURN_IF_ERROR(ending(kExitDisk, end_memory_log()));
   }
-  const bool wait = Device::current().kind() != DeviceKind::kCuda ||
-                    c_.debug.anomaly || stop_signal() != 0 ||
-                    due(c_.train.eval_every) || due(c_.train.sample_every) ||
-                    due(c_.train.snapshot_every);
+  const bool wait =
+      job_ != nullptr || Device::current().kind() != DeviceKind::kCuda ||
+      c_.debug.anomaly || stop_signal() != 0 || due(c_.train.eval_every) ||
+      due(c_.train.sample_every) || due(c_.train.snapshot_every);
   RETURN_IF_ERROR(report_steps(wait ? 0 : 1));
   return end_watching(next);
 }
@@ -121,14 +123,20 @@ absl::Status Run::report_step(StepRecord record) {
   record.rss_peak_bytes = peak_resident_bytes();
   step_seconds_ =
       step_seconds_ == 0 ? seconds : 0.95 * step_seconds_ + 0.05 * seconds;
-  RETURN_IF_ERROR(ending(kExitDisk, folder_->append_metrics(to_json(record))));
-  say_what_had_no_effect();
-  const int64_t left = c_.train.steps - record.step;
-  if (record.step == 1 || due_at(record.step, c_.train.log_every)) {
-    folder_->say(step_line(record, c_.train.steps,
-                           static_cast<double>(left) * step_seconds_));
-  }
-  return check_finite(record);
+  const auto log = [&]() -> absl::Status {
+    RETURN_IF_ERROR(
+        ending(kExitDisk, folder_->append_metrics(to_json(record))));
+    say_what_had_no_effect();
+    const int64_t left = c_.train.steps - record.step;
+    if (record.step == 1 || due_at(record.step, c_.train.log_every)) {
+      folder_->say(step_line(record, c_.train.steps,
+                             static_cast<double>(left) * step_seconds_));
+    }
+    return check_finite(record);
+  };
+  if (!job_) return log();
+  ASSIGN_OR_RETURN(signal_, job_->agree_on_step(log(), stop_signal()));
+  return absl::OkStatus();
 }
 
 // Once, after the first step: settings that did not do what they say.
@@ -189,13 +197,12 @@ absl::Status Run::report() {
   const int64_t step = trainer_->steps_done();
   if (eval_ && due(c_.train.eval_every) && !evaluated_) {
     const ProfileRange range(Range::kEval);
-    const Evaluation e =
-        evaluate(*model_, *eval_, [] { return stop_signal() != 0; });
-    if (stop_signal() != 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const Evaluation e, measure());
+    if (stopped_by() != 0) return absl::OkStatus();
     evaluated_ = true;
     const EvalRecord record{step, e.loss, e.bits_per_byte, e.bytes};
     RETURN_IF_ERROR(
-        ending(kExitDisk, folder_->append_metrics(to_json(record))));
+        agree(ending(kExitDisk, folder_->append_metrics(to_json(record)))));
     char line[128];
     std::snprintf(line, sizeof(line),
                   "step %lld | val loss %.4f | %.4f bits per byte | %lld bytes",
@@ -210,6 +217,8 @@ absl::Status Run::report() {
                         "earlier snapshot with a lower optimizer.lr")));
     }
   }
+  // Text is not yet made by stages.
+  if (job_) return absl::OkStatus();
   const std::string file =
       folder_->file(absl::StrCat("samples/", snapshot_name(step), ".txt"));
   if (due(c_.train.sample_every) && !path_exists(file)) return sample(file);
@@ -237,8 +246,15 @@ absl::Status Run::sample(const std::string& file) {
   return ending(kExitDisk, write_file_atomic(file, text));
 }
 
+absl::StatusOr<Evaluation> Run::measure() {
+  if (job_) return job_->evaluate(*eval_, pipeline_->stages());
+  return evaluate(*model_, *eval_, [] { return stop_signal() != 0; });
+}
+
 // What is not finite is neither saved nor exported.
-absl::Status Run::check_weights() {
+absl::Status Run::check_weights() { return agree(check_own_weights()); }
+
+absl::Status Run::check_own_weights() {
   for (const NamedTensor& t : trainer_->tensors()) {
     const bool finite = dispatch_float(t.value().dtype(), [&]<class T>() {
       const std::vector<T> values = t.value().to_vector<T>();
@@ -261,7 +277,7 @@ absl::Status Run::save() {
   if (!c_.train.save) return absl::OkStatus();
   const ProfileRange range(Range::kSnapshot);
   RETURN_IF_ERROR(check_weights());
-  RETURN_IF_ERROR(ending(kExitDisk, folder_->sync_metrics()));
+  RETURN_IF_ERROR(agree(ending(kExitDisk, folder_->sync_metrics())));
   HostTensors host;
   SnapshotContents contents = trainer_->contents(host);
   contents.texts["config.resolved.toml"] = print_config(c_);
@@ -270,13 +286,15 @@ absl::Status Run::save() {
                                static_cast<int>(c_.train.keep_snapshots)};
   std::vector<std::string> warnings;
   RETURN_IF_ERROR(
-      ending(kExitDisk, save_snapshot(store, contents, &warnings).status()));
+      job_ ? job_->save(store, contents, &warnings)
+           : ending(kExitDisk,
+                    save_snapshot(store, contents, &warnings).status()));
   for (const std::string& warning : warnings) folder_->say(warning);
   return absl::OkStatus();
 }
 
 absl::Status Run::stop() {
-  const int number = stop_signal();
+  const int number = stopped_by();
   RETURN_IF_ERROR(save());
   const std::string after =
       absl::StrCat("stopped by ", number == SIGINT ? "SIGINT" : "SIGTERM",
@@ -296,8 +314,13 @@ absl::Status Run::finish() {
   if (!c_.train.save) return absl::OkStatus();
   const ProfileRange range(Range::kExport);
   const std::string hf = folder_->file("hf");
-  RETURN_IF_ERROR(export_hugging_face(hf, model_->named_tensors(),
-                                      model_->config(), companions_));
+  if (job_) {
+    RETURN_IF_ERROR(job_->export_model(hf, dtype(), companions_, kShardBytes));
+  } else {
+    RETURN_IF_ERROR(
+        ending(kExitDisk, export_hugging_face(hf, model_->named_tensors(),
+                                              model_->config(), companions_)));
+  }
   folder_->say(absl::StrCat("wrote ", hf));
   return absl::OkStatus();
 }
@@ -307,7 +330,8 @@ absl::Status Run::write_profile() {
   if (c_.debug.profile) folder_->say(profile_table());
   if (!c_.debug.trace) return absl::OkStatus();
   RETURN_IF_ERROR(make_directories(folder_->file("trace")));
-  return write_chrome_trace(folder_->file("trace/rank0.json"));
+  return write_chrome_trace(folder_->file(
+      absl::StrCat("trace/rank", job_ ? job_->rank() : 0, ".json")));
 }
 
 absl::Status run_training(const RunRequest& request) {

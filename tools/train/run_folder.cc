@@ -83,6 +83,7 @@ absl::Status remove_temporaries(const std::string& folder) {
 
 RunFolder::RunFolder(RunFolder&& other) noexcept
     : path_(std::move(other.path_)),
+      silent_(other.silent_),
       lock_(std::exchange(other.lock_, -1)),
       log_(std::exchange(other.log_, -1)),
       metrics_(std::exchange(other.metrics_, -1)) {}
@@ -153,6 +154,7 @@ absl::Status RunFolder::begin() {
 }
 
 void RunFolder::say(std::string_view line) {
+  if (silent_) return;
   std::string text(line);
   text += '\n';
   std::cout << text << std::flush;
@@ -160,6 +162,7 @@ void RunFolder::say(std::string_view line) {
 }
 
 absl::Status RunFolder::append_metrics(const Json& record) {
+  if (silent_) return absl::OkStatus();
   const std::string name = file("metrics.jsonl");
   if (metrics_ < 0) {
     ASSIGN_OR_RETURN(metrics_, open_to_append(name));

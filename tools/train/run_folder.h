@@ -29,6 +29,12 @@ class RunFolder {
   // Of the run that goes on, locked. Unavailable as above; NotFound: no run's
   // folder is there.
   static absl::StatusOr<RunFolder> reopen(const std::string& path);
+  // Of a rank that does not write: what it says goes nowhere.
+  static RunFolder of_another(const std::string& path) {
+    RunFolder folder(path);
+    folder.silent_ = true;
+    return folder;
+  }
   // Makes the folders within and begins the log; until then nothing is changed.
   absl::Status begin();
 
@@ -51,6 +57,7 @@ class RunFolder {
   absl::Status lock();
 
   std::string path_;
+  bool silent_ = false;
   int lock_ = -1, log_ = -1, metrics_ = -1;
 };
 

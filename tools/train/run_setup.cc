@@ -19,7 +19,8 @@
 namespace tapeline {
 
 absl::Status Run::set_up_device() {
-  ASSIGN_OR_RETURN(device_, open_device(c_.device));
+  ASSIGN_OR_RETURN(launch_, read_launch(process_environment()));
+  ASSIGN_OR_RETURN(device_, open_device(c_.device, launch_.local_rank));
   if (device_) scope_.emplace(*device_);
   if (!device_ && c_.debug.cuda_first > 0) {
     return absl::InvalidArgumentError(
@@ -27,7 +28,9 @@ absl::Status Run::set_up_device() {
         "device=cuda, or debug.cuda_first=0");
   }
   int64_t threads = c_.train.threads;
-  if (threads == 0) threads = std::thread::hardware_concurrency();
+  if (threads == 0) {
+    threads = std::thread::hardware_concurrency() / launch_.local_world;
+  }
   Device::current().set_threads(
       static_cast<int>(std::max<int64_t>(1, threads)));
   Device::current().pool().set_poison(c_.debug.nan_poison);
@@ -67,8 +70,27 @@ absl::Status Run::make_model() {
   return absl::OkStatus();
 }
 
-// Under the lock: nobody else changes what is chosen here.
+// The leader chooses; the others read what it has chosen.
 absl::Status Run::find_snapshot() {
+  if (!job_) return choose();
+  absl::StatusOr<std::string> chosen = std::string();
+  if (leader()) {
+    const absl::Status status = choose();
+    chosen = status.ok() ? absl::StatusOr<std::string>(snapshot_->path)
+                         : absl::StatusOr<std::string>(status);
+  }
+  ASSIGN_OR_RETURN(const std::string path, job_->from_leader(chosen));
+  absl::Status loaded;
+  if (!leader()) {
+    absl::StatusOr<Snapshot> snapshot = load_snapshot(path);
+    loaded = ending(kExitSnapshot, snapshot.status());
+    if (snapshot.ok()) snapshot_ = *std::move(snapshot);
+  }
+  return agree(loaded);
+}
+
+// Under the lock: nobody else changes what is chosen here.
+absl::Status Run::choose() {
   absl::StatusOr<RunFolder> folder = RunFolder::reopen(path_);
   if (folder.ok()) {
     folder_.emplace(*std::move(folder));
@@ -94,11 +116,15 @@ absl::Status Run::find_snapshot() {
   return absl::OkStatus();
 }
 
-absl::Status Run::make_trainer() {
+// The tensors of this process, and the trainer of all.
+absl::Status Run::make_trainer() { return agree(make_tensors()); }
+
+absl::Status Run::make_tensors() {
   const std::string from =
       c_.model.path.empty() ? "" : user_path(c_.model.path);
-  const std::vector<NamedTensor> tensors = model_->named_tensors();
-  const DType dtype = compute_dtype(c_);
+  const std::vector<NamedTensor> tensors =
+      job_ ? job_->tensors() : model_->named_tensors();
+  const DType dtype = this->dtype();
   if (snapshot_) {
     RETURN_IF_ERROR(load(tensors, dtype, *snapshot_->tensors));
   } else if (!from.empty()) {
@@ -119,12 +145,19 @@ absl::Status Run::make_trainer() {
   model_->apply_training_choices();
   TrainerOptions options = trainer_options(c_);
   options.recompute = recomputed_layers(c_, model_->layers());
-  trainer_ = std::make_unique<Trainer>(
-      *model_, std::move(options), [this](int64_t step, int64_t m) {
-        MicroBatch batch = batches_->get(step, m);
-        return HostBatch{std::move(batch.ids), std::move(batch.labels),
-                         std::move(batch.cu_seqlens)};
-      });
+  const BatchFunction batch = [this](int64_t step, int64_t m) {
+    MicroBatch mb = batches_->get(step, m);
+    return HostBatch{std::move(mb.ids), std::move(mb.labels),
+                     std::move(mb.cu_seqlens)};
+  };
+  if (job_) {
+    auto made = std::make_unique<PipelineTrainer>(*model_, std::move(options),
+                                                  batch, *job_, dtype);
+    pipeline_ = made.get();
+    trainer_ = std::move(made);
+  } else {
+    trainer_ = std::make_unique<Trainer>(*model_, std::move(options), batch);
+  }
   if (!snapshot_) return absl::OkStatus();
   RETURN_IF_ERROR(trainer_->restore(*snapshot_, &notes_));
   if (!from.empty()) {
@@ -138,6 +171,12 @@ absl::Status Run::make_trainer() {
 }
 
 absl::Status Run::open_folder() {
+  if (leader()) return agree(make_folder());
+  folder_.emplace(RunFolder::of_another(path_));
+  return agree(absl::OkStatus());
+}
+
+absl::Status Run::make_folder() {
   std::string moved;
   if (!folder_) {
     absl::StatusOr<RunFolder> folder =
@@ -173,7 +212,9 @@ absl::Status Run::open_folder() {
     if (!c_.train.save) return absl::OkStatus();
     HostTensors host;
     return check_disk_space(snapshots(),
-                            snapshot_bytes(trainer_->contents(host)),
+                            // Ranks have about as much each.
+                            snapshot_bytes(trainer_->contents(host)) *
+                                (job_ ? job_->plan().mesh.pp : 1),
                             static_cast<int>(c_.train.keep_snapshots) + 1);
   };
   return ending(kExitDisk, write());

@@ -19,13 +19,14 @@
 #include "tools/train/state_hash.h"
 
 namespace tapeline {
-namespace {
 
 double unix_seconds() {
   return std::chrono::duration<double>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
+
+namespace {
 
 std::vector<OptimizedTensor> optimized(const LanguageModel& model,
                                        const std::vector<NamedTensor>& all) {
@@ -80,10 +81,15 @@ std::string state_name(const OptimizerState& state) {
 
 Trainer::Trainer(LanguageModel& model, TrainerOptions options,
                  BatchFunction batches)
+    : Trainer(model, std::move(options), std::move(batches),
+              model.named_tensors()) {}
+
+Trainer::Trainer(LanguageModel& model, TrainerOptions options,
+                 BatchFunction batches, std::vector<NamedTensor> tensors)
     : model_(model),
       options_(std::move(options)),
       batches_(std::move(batches)),
-      tensors_(sorted_by_name(model.named_tensors())),
+      tensors_(sorted_by_name(std::move(tensors))),
       optimizer_(optimized(model, tensors_), options_.optimizer),
       numbers_(MemoryKind::kPinned, Device::current().dry(),
                cuda_pinned_memory()) {}
@@ -129,7 +135,15 @@ void Trainer::queue(bool hash) {
     const ProfileRange range(Range::kOptimizer);
     update = optimizer_.queue(grads_, record.lr, losses_of(results));
   }
-  update_router_biases(results, update);
+  ExpertCounts counts;
+  for (const MicroBatchResult& result : results) {
+    for (const auto& [layer, of] : result.statistics) {
+      std::vector<Tensor>& all = counts[layer];
+      all.insert(all.end(), of.expert_counts_E.begin(),
+                 of.expert_counts_E.end());
+    }
+  }
+  update_router_biases(counts, update);
   next->update = next->numbers.add(update);
   next->numbers.send();
   timer.stop();
@@ -276,19 +290,11 @@ void Trainer::read_back(const Running& step, StepRecord& record) {
                 record.z_loss + record.indexer_loss;
 }
 
-void Trainer::update_router_biases(const std::vector<MicroBatchResult>& results,
+void Trainer::update_router_biases(const ExpertCounts& counts,
                                    const Tensor& update) {
   if (options_.loss.router_bias_rate == 0) return;
-  std::map<int, std::vector<Tensor>> counts_of;  // by layer, [E] each
-  for (const MicroBatchResult& result : results) {
-    for (const auto& [layer, of] : result.statistics) {
-      std::vector<Tensor>& all = counts_of[layer];
-      all.insert(all.end(), of.expert_counts_E.begin(),
-                 of.expert_counts_E.end());
-    }
-  }
   const Tensor clip_1 = update.slice(0, 1, 2);
-  for (const auto& [layer, all] : counts_of) {
+  for (const auto& [layer, all] : counts) {
     Buffer* bias = model_.router_bias(layer);
     if (bias == nullptr || all.empty()) continue;
     const auto rows = static_cast<int64_t>(all.size());

@@ -95,10 +95,14 @@ std::unique_ptr<OffloadGraph> offload_graph(const LanguageModel& model,
                                             const TrainerOptions& options,
                                             int64_t tokens);
 
+// The clock of StepRecord::time_unix.
+double unix_seconds();
+
 class Trainer {
  public:
   // The model has values. It outlives the trainer.
   Trainer(LanguageModel& model, TrainerOptions options, BatchFunction batches);
+  virtual ~Trainer() = default;
 
   // Runs the next step to its end. With `hash` the record has the fingerprints
   // of gradients and parameters. Fields of memory and speed are left to the
@@ -108,7 +112,7 @@ class Trainer {
   // The same in two parts: queue() queues the next step, finish() waits for the
   // oldest that has not been finished. With one unfinished step before it,
   // queue() returns when that one's numbers are known.
-  void queue(bool hash);
+  virtual void queue(bool hash);
   StepRecord finish();
   int64_t unfinished() const {
     return static_cast<int64_t>(done_.size()) + (running_ ? 1 : 0);
@@ -131,13 +135,17 @@ class Trainer {
   }
 
   // All that the next step depends on. `host` keeps the bytes.
-  SnapshotContents contents(HostTensors& host) const;
+  virtual SnapshotContents contents(HostTensors& host) const;
   // Restores optimizer state and counters; weights were loaded by load(). Says
   // in `notes` where the learning rates go on differently than was planned.
   absl::Status restore(const Snapshot& snapshot,
                        std::vector<std::string>* notes);
 
- private:
+ protected:
+  // Of a part of the model: the tensors that have values here.
+  Trainer(LanguageModel& model, TrainerOptions options, BatchFunction batches,
+          std::vector<NamedTensor> tensors);
+
   MicroBatchResult run(const HostBatch& host, const Denominators& n);
   void finish_offload(const OffloadGraph& graph);
   // A step that is queued, and where its numbers are in what is read back.
@@ -160,8 +168,9 @@ class Trainer {
   static void send(const std::vector<MicroBatchResult>& results, Running& to);
   void read_back(const Running& step, StepRecord& record);
   void settle();
-  void update_router_biases(const std::vector<MicroBatchResult>& results,
-                            const Tensor& update);
+  // From the counts of each layer, i64 [E] each, unless the update is skipped.
+  using ExpertCounts = std::map<int, std::vector<Tensor>>;
+  void update_router_biases(const ExpertCounts& counts, const Tensor& update);
 
   LanguageModel& model_;
   TrainerOptions options_;

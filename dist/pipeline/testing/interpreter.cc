@@ -59,6 +59,7 @@ class Machine {
         half_(s.ranks.size(), 0),
         inbox_(s.ranks.size()),
         outbox_(s.ranks.size()),
+        most_(s.ranks.size(), 0),
         sums_(s.stages(), 0),
         entered_(s.ranks.size()) {}
 
@@ -74,7 +75,9 @@ class Machine {
       for (const int rank : order) any |= step(rank);
       any |= reduce();
     }
-    return result();
+    RunResult out = result();
+    out.most = most_;
+    return out;
   }
 
  private:
@@ -217,7 +220,21 @@ class Machine {
     const Kept kept = stash_.extract({p.stage, p.micro_batch}).mapped();
     sums_[p.stage] += weight_gradient(kept.x, kept.y);
   }
+  void weigh(int rank) {
+    double now = 0;
+    for (const auto& [key, kept] : kept_) {
+      if (s_.placement[key.first] == rank) now += options_.forward_weight;
+    }
+    for (const auto& [key, kept] : stash_) {
+      if (s_.placement[key.first] == rank) now += options_.stash_weight;
+    }
+    most_[rank] = std::max(most_[rank], now);
+  }
   void run(const Pass& p, int rank) {
+    run_kind(p, rank);
+    weigh(rank);
+  }
+  void run_kind(const Pass& p, int rank) {
     if (p.kind == PassKind::kForward) return run_forward(p);
     if (p.kind != PassKind::kWeight) run_input(p);
     if (p.kind != PassKind::kInput) {
@@ -322,6 +339,7 @@ class Machine {
   std::vector<std::map<Queue, uint64_t>> inbox_;
   std::vector<std::deque<Message>> outbox_;
   std::map<std::tuple<int, bool, int>, uint64_t> local_;
+  std::vector<double> most_;
   std::vector<uint64_t> sums_;
   std::vector<std::deque<int>> entered_;
   std::string wrong_;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dist/pipeline/schedule.h"
 
@@ -25,6 +26,9 @@ enum class Outcome {
 struct RunResult {
   Outcome outcome = Outcome::kRight;
   std::string what;
+  // By rank: most at once of what passes left for later ones, each worth as
+  // RunOptions says. Counted from what is there, after every pass.
+  std::vector<double> most;
 };
 
 struct RunOptions {
@@ -32,6 +36,8 @@ struct RunOptions {
   // Messages that a queue holds; 0: sender and receiver meet; nothing: any.
   std::optional<size_t> capacity;
   uint64_t seed = 1;
+  // What F leaves until I or B, and I until W.
+  double forward_weight = 1, stash_weight = 1;
 };
 RunResult interpret(const Schedule& schedule, const RunOptions& options = {});
 

@@ -218,11 +218,22 @@ FuzzCounts fuzz_schedules(int64_t cases, uint64_t seed, std::ostream& log) {
         dice.below(2) == 0 ? OvRelease::kEnd : OvRelease::kEarly;
     std::optional<int> capacity;
     if (dice.below(2) == 0) capacity = dice.below(3);
-    const auto refusal =
-        validate(s, {.ov_release = release, .capacity = capacity});
-    const RunResult run =
-        interpret(s, {.ov_release = release, .capacity = capacity, .seed = n});
-    const bool right = run.outcome == Outcome::kRight;
+    // Sums of these are exact.
+    const double stash = 0.5 * dice.below(5);
+    Limits limits = {.ov_release = release, .capacity = capacity};
+    limits.holds = {{.forward = 1, .parked = 0, .stash = stash}};
+    if (dice.below(3) == 0) limits.budget = {1.0 + dice.below(8)};
+    const auto refusal = validate(s, limits);
+    const RunResult run = interpret(s, {.ov_release = release,
+                                        .capacity = capacity,
+                                        .seed = n,
+                                        .forward_weight = 1,
+                                        .stash_weight = stash});
+    const bool fits =
+        limits.budget.empty() ||
+        std::all_of(run.most.begin(), run.most.end(),
+                    [&](double most) { return most <= limits.budget[0]; });
+    const bool right = run.outcome == Outcome::kRight && fits;
     ++counts.cases;
     if (refusal) {
       ++counts.rejected[std::string(name_of(refusal->check))];
@@ -232,6 +243,7 @@ FuzzCounts fuzz_schedules(int64_t cases, uint64_t seed, std::ostream& log) {
       counts.accepted_reordered += order(s) != order(*base) ? 1 : 0;
       counts.hung += run.outcome == Outcome::kHung ? 1 : 0;
       counts.wrong_gradients += run.outcome == Outcome::kWrong ? 1 : 0;
+      counts.over_budget += fits ? 0 : 1;
     }
     if (right != !refusal) {
       log << "case " << n << (release == OvRelease::kEnd ? "" : ", early")

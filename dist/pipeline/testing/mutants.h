@@ -21,8 +21,9 @@ struct FuzzCounts {
   // Accepted mutants that run some pass before one that it came after.
   int64_t accepted_reordered = 0;
   std::map<std::string, int64_t> rejected;  // by check
-  // Faults: accepted, but hung or with other gradients; rejected, but right.
-  int64_t hung = 0, wrong_gradients = 0, rejected_but_ran = 0;
+  // Faults: accepted, but hung, with other gradients or beyond its memory;
+  // rejected, but right.
+  int64_t hung = 0, wrong_gradients = 0, over_budget = 0, rejected_but_ran = 0;
 };
 
 // Each fault is shown on `log` with its schedule.

@@ -41,6 +41,15 @@ TEST(Interpreter, SeesWhatGoesWrong) {
             "rank 0 waits in group b");
 }
 
+TEST(Interpreter, WeighsWhatIsKept) {
+  const std::string text =
+      two_ranks("0F0 0F1 0I0 0I1 0W0 0W1", "1F0 1B0 1F1 1B1");
+  EXPECT_EQ(run(text).most, (std::vector<double>{2, 1}));
+  EXPECT_EQ(run(text, {.stash_weight = 3}).most, (std::vector<double>{6, 1}));
+  EXPECT_EQ(run(text, {.forward_weight = 2, .stash_weight = 0}).most,
+            (std::vector<double>{4, 2}));
+}
+
 TEST(Interpreter, RunsEveryGeneratedSchedule) {
   for (const std::string& name : schedule_names()) {
     for (int p = 1; p <= 5; ++p) {
@@ -64,11 +73,13 @@ TEST(ScheduleFuzz, ValidatorAndInterpreterAgree) {
   EXPECT_EQ(counts.cases, 10000);
   EXPECT_EQ(counts.hung, 0);
   EXPECT_EQ(counts.wrong_gradients, 0);
+  EXPECT_EQ(counts.over_budget, 0);
   EXPECT_EQ(counts.rejected_but_ran, 0);
   EXPECT_GE(counts.accepted_reordered, 1000);
   std::cerr << counts.accepted << " accepted, " << counts.accepted_reordered
             << " of them reordered\n";
-  for (const char* check : {"complete", "channel", "cycle", "collective"}) {
+  for (const char* check :
+       {"complete", "channel", "cycle", "memory", "collective"}) {
     EXPECT_GT(counts.rejected.at(check), 0) << check;
     std::cerr << counts.rejected.at(check) << " rejected: " << check << "\n";
   }

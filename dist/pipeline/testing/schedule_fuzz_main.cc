@@ -67,9 +67,12 @@ int run(int argc, char** argv) {
   for (const auto& [check, n] : counts.rejected) out["rejected"][check] = n;
   out["hung"] = counts.hung;
   out["wrong_gradients"] = counts.wrong_gradients;
+  out["over_budget"] = counts.over_budget;
   out["rejected_but_ran"] = counts.rejected_but_ran;
   std::cout << (options.json ? out.dump() : out.dump(2)) << "\n";
-  return counts.hung + counts.wrong_gradients + counts.rejected_but_ran > 0;
+  return counts.hung + counts.wrong_gradients + counts.over_budget +
+             counts.rejected_but_ran >
+         0;
 }
 
 }  // namespace

@@ -1,0 +1,531 @@
+// `tapeline train` over processes, from outside: the built binary, its metrics
+// and its files. The reference is the run of one process with the whole model.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/file.h"
+#include "runtime/json.h"
+#include "tests/cli/child.h"
+
+namespace tapeline {
+namespace {
+
+using Words = std::vector<std::string>;
+
+// What no cut of the model may change.
+const Words& lasting_keys() {
+  static const Words& keys = *new Words{
+      "step",         "loss",     "lm_loss",      "mtp_loss",
+      "balance_loss", "z_loss",   "indexer_loss", "lr",
+      "grad_norm",    "tokens",   "skipped",      "grad_hash",
+      "param_hash",   "val_loss", "val_bytes",    "val_bits_per_byte"};
+  return keys;
+}
+
+std::vector<Json> rows(const std::string& run) {
+  const std::string text = read_file(run + "/metrics.jsonl").value();
+  std::istringstream lines(text);
+  std::vector<Json> out;
+  for (std::string line; std::getline(lines, line);) {
+    out.push_back(parse_json(line, "row").value());
+  }
+  return out;
+}
+
+// One line per row of the lasting keys.
+std::vector<std::string> lasting(const std::string& run) {
+  std::vector<std::string> out;
+  for (const Json& row : rows(run)) {
+    Json kept = Json::Object();
+    for (const std::string& key : lasting_keys()) {
+      if (const Json* value = row.find(key)) kept[key] = *value;
+    }
+    out.push_back(kept.dump());
+  }
+  return out;
+}
+
+void expect_same(const std::vector<std::string>& got,
+                 const std::vector<std::string>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], want[i]);
+}
+
+// Tensors of a folder: name -> dtype, shape, hash of the bytes.
+std::map<std::string, std::string> tensors(const std::string& folder) {
+  const ChildResult r = tapeline_run({"ckpt", "inspect", folder, "--json"});
+  EXPECT_EQ(r.code, 0) << r.err;
+  std::map<std::string, std::string> out;
+  const Json json = parse_json(r.out, "inspect").value();
+  for (const Json& t : json.find("tensors")->array()) {
+    out[t.find("name")->string()] = t.find("dtype")->dump() +
+                                    t.find("shape")->dump() +
+                                    t.find("xxh3")->dump();
+  }
+  return out;
+}
+
+class Train : public testing::Test {
+ protected:
+  void SetUp() override { config_ = small_config(folder_); }
+
+  std::string run(const std::string& name) const {
+    return folder_ / ("runs/" + name);
+  }
+  ChildResult train(const std::string& name, int processes, const Words& sets,
+                    const Words& more = {}, ChildOptions options = {}) const {
+    return tapeline_run(words(name, processes, sets, more), options);
+  }
+  Words words(const std::string& name, int processes, const Words& sets,
+              const Words& more = {}) const {
+    Words out = {"train", "--config", config_, "--set", "run.name=" + name};
+    if (processes > 0) {
+      out.insert(out.end(), {"--nproc", std::to_string(processes)});
+    }
+    for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+  // The rows of one process under these settings.
+  std::vector<std::string> reference(const std::string& name,
+                                     const Words& sets) const {
+    const ChildResult r = train(name, 0, sets);
+    EXPECT_EQ(r.code, 0) << r.err;
+    for (const Json& row : rows(run(name))) {
+      const Json* bubble = row.find("bubble_measured");
+      EXPECT_TRUE(bubble == nullptr || bubble->is_null());
+    }
+    return lasting(run(name));
+  }
+
+  TempFolder folder_;
+  std::string config_;
+};
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+struct Way {
+  const char* name;
+  int processes;
+  Words sets;
+};
+
+// Every row of a pipeline has what the plain loop has, and says how idle it
+// was; it did run the schedule.
+void expect_pipelined(const std::string& run, const std::string& schedule) {
+  int steps = 0;
+  for (const Json& row : rows(run)) {
+    if (row.find("loss") == nullptr) continue;
+    ++steps;
+    for (const char* key : {"bubble_measured", "bubble_simulated"}) {
+      ASSERT_TRUE(row.find(key)->is_number()) << row.dump();
+      EXPECT_GE(row.find(key)->number(), 0);
+      EXPECT_LT(row.find(key)->number(), 1);
+    }
+  }
+  EXPECT_GT(steps, 0);
+  EXPECT_NE(read_file(run + "/log.txt")->find("pipeline: " + schedule + ", "),
+            std::string::npos);
+}
+
+class Equality : public Train {
+ protected:
+  void compare(const Words& common, const std::vector<Way>& ways) {
+    const std::vector<std::string> want = reference("one", common);
+    const auto exported = tensors(run("one") + "/hf");
+    for (const Way& way : ways) {
+      SCOPED_TRACE(std::string(way.name) + " x " +
+                   std::to_string(way.processes));
+      std::string name = "w" + std::to_string(++runs_);
+      const ChildResult r =
+          train(name, way.processes,
+                common + way.sets +
+                    Words{std::string("pipeline.schedule=") + way.name});
+      ASSERT_EQ(r.code, 0) << r.err;
+      expect_same(lasting(run(name)), want);
+      EXPECT_EQ(tensors(run(name) + "/hf"), exported);
+      expect_pipelined(run(name), way.name);
+    }
+  }
+  int runs_ = 0;
+};
+
+TEST_F(Equality, EverySchedulesStepsHaveTheHashesOfThePlainLoop) {
+  compare({"train.steps=3", "train.micro_batches=4", "train.max_norm=0.1"},
+          {{"1f1b", 2, {}},
+           {"gpipe", 2, {}},
+           {"interleaved", 2, {"pipeline.chunks=2"}},
+           {"zb1p", 2, {"recompute.policy=full"}},
+           {"zbv", 2, {"recompute.policy=every_n", "recompute.every=2"}},
+           {"v_half", 2, {}},
+           {"dualpipev", 2, {}},
+           {"zb_h2", 4, {}},
+           {"interleaved", 4, {"pipeline.chunks=2"}},
+           {"v_min", 4, {"recompute.policy=full"}},
+           {"1f1b", 4, {"pipeline.layout=E|tt|tm|L"}},
+           {"interleaved", 1, {"pipeline.chunks=2"}}});
+}
+
+TEST_F(Equality, TiedHeadAndTwoPredictionDepths) {
+  compare({"train.steps=3", "train.micro_batches=4",
+           "model.tie_word_embeddings=true", "loss.mtp_depths=2",
+           "optimizer.name=adamw"},
+          {{"1f1b", 2, {}},
+           {"zbv", 2, {}},
+           {"looped_bfs", 2, {"pipeline.chunks=2"}},
+           {"zb1p", 4, {"recompute.policy=full"}},
+           {"1f1b", 4, {"pipeline.layout=Et|tt|mm|L"}}});
+}
+
+TEST_F(Equality, WhatDepthsStartFromIsWhereTheyAre) {
+  compare({"train.steps=2", "train.micro_batches=3", "loss.mtp_after_norm=true",
+           "offload.activations=true", "offload.ids=true"},
+          {{"1f1b", 3, {"pipeline.layout=Et|ttm|L"}},
+           {"gpipe", 2, {"recompute.policy=full"}}});
+}
+
+TEST_F(Equality, AScheduleFileRunsAsTheOneItWasMadeFrom) {
+  const ChildResult text =
+      tapeline_run({"schedule", "--name", "eager_1f1b", "--ranks", "2",
+                    "--micro_batches", "4"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  const std::string file = folder_.write("schedule.txt", text.out);
+  const Words sets = {"train.steps=2", "train.micro_batches=4"};
+  const std::vector<std::string> want = reference("one", sets);
+  const ChildResult r = train("file", 2, sets + Words{"pipeline.file=" + file});
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_same(lasting(run("file")), want);
+  expect_pipelined(run("file"), file);
+}
+
+TEST_F(Train, TheStepLineHasLossBubbleAndTokensOnce) {
+  const ChildResult r = train("line", 2, {"train.steps=2"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  int lines = 0;
+  std::istringstream out(r.out);
+  for (std::string line; std::getline(out, line);) {
+    if (line.find("step ") == std::string::npos ||
+        line.find("loss ") == std::string::npos ||
+        line.find("val") != std::string::npos) {
+      continue;
+    }
+    ++lines;
+    EXPECT_EQ(line.rfind("0 | step ", 0), 0u) << line;
+    EXPECT_NE(line.find(" % (sim "), std::string::npos) << line;
+    EXPECT_NE(line.find("tok/s"), std::string::npos) << line;
+  }
+  EXPECT_EQ(lines, 2);
+  for (const Json& row : rows(run("line"))) {
+    if (row.find("loss") == nullptr) continue;
+    const double tokens =
+        row.find("tokens_per_s")->number() * row.find("step_ms")->number();
+    EXPECT_NEAR(tokens / 1000, 2 * 64, 1e-6 * 2 * 64);
+  }
+}
+
+// --- Replicas
+
+TEST_F(Train, B18_ReplicasOfPipelinesHaveTheBitsOfReplicasOfOneRank) {
+  const Words sets = {"train.steps=3", "train.micro_batches=4",
+                      "train.max_norm=0.1", "model.tie_word_embeddings=true"};
+  const Words one = reference("one", sets);
+  const auto replicas = [&](const std::string& name, int processes,
+                            const Words& more) {
+    const ChildResult r = train(name, processes, sets + more);
+    EXPECT_EQ(r.code, 0) << r.err;
+    return lasting(run(name));
+  };
+  const Words two = replicas("two", 2, {"pipeline.ranks=1"});
+  expect_same(replicas("again", 2, {"pipeline.ranks=1"}), two);
+  expect_same(replicas("four", 4, {"pipeline.ranks=2"}), two);
+  expect_same(replicas("zbv", 4,
+                       {"pipeline.ranks=2", "pipeline.schedule=zbv",
+                        "recompute.policy=full"}),
+              two);
+  // Before the first update the losses are one device's, bit for bit; the
+  // gradients are added in another order.
+  const Json a = parse_json(one[0], "row").value();
+  const Json b = parse_json(two[0], "row").value();
+  for (const char* key : {"loss", "mtp_loss", "balance_loss", "z_loss"}) {
+    EXPECT_EQ(*a.find(key), *b.find(key)) << key;
+  }
+  EXPECT_NEAR(a.find("grad_norm")->number(), b.find("grad_norm")->number(),
+              1e-5 * a.find("grad_norm")->number());
+  EXPECT_NE(*a.find("grad_hash"), *b.find("grad_hash"));
+  EXPECT_EQ(tensors(run("four") + "/hf"), tensors(run("two") + "/hf"));
+}
+
+// --- Snapshots
+
+// Of {1, 2, 4} ranks with {1, 2} stages each, and of two replicas.
+const std::vector<Way>& layouts() {
+  static const std::vector<Way>& all =
+      *new std::vector<Way>{{"1f1b", 0, {}},
+                            {"interleaved", 1, {"pipeline.chunks=2"}},
+                            {"1f1b", 2, {}},
+                            {"zbv", 2, {}},
+                            {"1f1b", 4, {"pipeline.layout=Et||tt|mL"}},
+                            {"interleaved", 4, {"pipeline.chunks=2"}}};
+  return all;
+}
+
+TEST_F(Train, B41_B46_F06_AnyLayoutGoesOnWithTheSnapshotOfAnyOther) {
+  // Sizes that nothing divides.
+  const Words sets = {"train.micro_batches=4", "model.intermediate_size=47",
+                      "model.moe_intermediate_size=23",
+                      "data.val=", "train.snapshot_every=0"};
+  const Words want = reference("one", sets + Words{"train.steps=4"});
+  ASSERT_EQ(want.size(), 4u);
+  int from = 0;
+  std::set<std::string> hashes;
+  for (const Way& a : layouts()) {
+    const std::string first = "from" + std::to_string(++from);
+    const ChildResult r = train(
+        first, a.processes,
+        sets + a.sets +
+            Words{"train.steps=2", std::string("pipeline.schedule=") + a.name});
+    ASSERT_EQ(r.code, 0) << r.err;
+    const std::string snapshot = run(first) + "/snapshots/step_0000002";
+    // The same tensors, whoever wrote them.
+    std::string all;
+    for (const auto& [name, bytes] : tensors(snapshot)) all += name + bytes;
+    hashes.insert(all);
+    int to = 0;
+    for (const Way& b : layouts()) {
+      SCOPED_TRACE(std::string(a.name) + " x " + std::to_string(a.processes) +
+                   " -> " + b.name + " x " + std::to_string(b.processes));
+      const std::string name = first + "to" + std::to_string(++to);
+      const ChildResult then =
+          train(name, b.processes,
+                sets + b.sets +
+                    Words{"train.steps=4",
+                          std::string("pipeline.schedule=") + b.name},
+                {"--resume=" + snapshot});
+      ASSERT_EQ(then.code, 0) << then.err;
+      expect_same(lasting(run(name)), {want[2], want[3]});
+    }
+  }
+  EXPECT_EQ(hashes.size(), 1u);
+}
+
+// Every process is killed at its k-th call that changes files: the leader
+// first, which makes most of them.
+TEST_F(Train, AKilledSaveLeavesTheSnapshotBefore) {
+  const Words sets = {"train.steps=6", "data.val="};
+  const Words want = reference("one", sets);
+  int killed = 0;
+  for (int k = 20;; k += 67) {
+    SCOPED_TRACE(k);
+    ASSERT_TRUE(remove_path(run("killed")).ok());
+    ChildOptions options;
+    options.environment["TAPELINE_FAULT"] = "kill:" + std::to_string(k);
+    const ChildResult r = train("killed", 2, sets, {}, options);
+    if (r.code == 0) break;
+    EXPECT_EQ(r.code, 128 + SIGKILL);
+    ++killed;
+    ChildResult then = train("killed", 2, sets, {"--resume"});
+    // Ended before its first snapshot: it begins again.
+    if (then.code == 75) then = train("killed", 2, sets);
+    ASSERT_EQ(then.code, 0) << then.err;
+    expect_same(lasting(run("killed")), want);
+    for (const auto& [path, bytes] : files_below(run("killed"))) {
+      EXPECT_EQ(path.find(".tmp-"), std::string::npos) << path;
+    }
+  }
+  EXPECT_GE(killed, 3);
+}
+
+TEST_F(Train, AStopIsSavedAndGoesOnOverAnotherNumberOfProcesses) {
+  const Words sets = {"train.steps=300", "data.val=", "train.snapshot_every=0"};
+  Child child(words("stopped", 2, sets));
+  const std::string metrics = run("stopped") + "/metrics.jsonl";
+  while (child.running()) {
+    const auto text = read_file(metrics);
+    if (text.ok() && std::count(text->begin(), text->end(), '\n') >= 3) break;
+    usleep(20000);
+  }
+  child.send(SIGTERM);
+  const ChildResult r = child.wait();
+  EXPECT_EQ(r.code, 143) << r.err;
+  const size_t done = rows(run("stopped")).size();
+  ASSERT_GE(done, 3u);
+  ASSERT_LT(done, 300u);
+  const Words two = {"train.steps=" + std::to_string(done + 2),
+                     "data.val=", "train.snapshot_every=0"};
+  ASSERT_EQ(train("stopped", 0, two, {"--resume"}).code, 0);
+  expect_same(lasting(run("stopped")), reference("one", two));
+}
+
+// --- Folders of models
+
+TEST_F(Train, B42_ShardsOfAllRanksAreOneModel) {
+  const Words sets = {"train.steps=1", "train.micro_batches=4"};
+  ASSERT_EQ(train("one", 0, sets).code, 0);
+  ASSERT_EQ(train("four", 4, sets).code, 0);
+  const std::string hf = run("four") + "/hf";
+  EXPECT_EQ(tensors(hf), tensors(run("one") + "/hf"));
+  EXPECT_EQ(read_file(hf + "/config.json").value(),
+            read_file(run("one") + "/hf/config.json").value());
+  EXPECT_TRUE(path_exists(hf + "/model-00001-of-00004.safetensors"));
+  EXPECT_TRUE(path_exists(hf + "/model.safetensors.index.json"));
+  const auto eval = [&](const std::string& folder) {
+    return tapeline_run({"eval", "--model", folder, "--data",
+                         folder_ / "text.txt", "--json"})
+        .out;
+  };
+  EXPECT_EQ(eval(hf), eval(run("one") + "/hf"));
+
+  // Each rank reads what it needs of a folder; more in it is fine.
+  const Words from = {"train.steps=2", "train.micro_batches=4",
+                      "model.path=" + hf};
+  const Words want = reference("from_one", from);
+  const ChildResult r = train("from_two", 2, from);
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_same(lasting(run("from_two")), want);
+  const Words less =
+      from + Words{"model.num_nextn_predict_layers=0", "loss.mtp_depths=0"};
+  const Words smaller = reference("less_one", less);
+  ASSERT_EQ(train("less_two", 2, less).code, 0);
+  expect_same(lasting(run("less_two")), smaller);
+  // Less is an error, on all ranks the one of the rank that misses it.
+  const ChildResult lacks = train(
+      "lacks", 2,
+      from + Words{"model.num_hidden_layers=4",
+                   "model.mlp_layer_types=[\"dense\", \"sparse\", \"sparse\", "
+                   "\"sparse\"]",
+                   "model.indexer_types=[\"full\", \"full\", \"shared\", "
+                   "\"full\"]"});
+  EXPECT_EQ(lacks.code, 2);
+  EXPECT_NE(lacks.err.find("model.layers."), std::string::npos) << lacks.err;
+  EXPECT_FALSE(path_exists(run("lacks")));
+}
+
+// --- What cannot be
+
+TEST_F(Train, SaysWhatDoesNotFit) {
+  const std::string small = folder_.write(
+      "small.txt", tapeline_run({"schedule", "--name", "1f1b", "--ranks", "2",
+                                 "--micro_batches", "3"})
+                       .out);
+  const struct {
+    int processes;
+    Words sets;
+    int code;
+    const char* error;
+  } cases[] = {
+      {0, {"pipeline.ranks=2"}, 2, "pipeline.ranks is 2, but there is only 1"},
+      {3, {"pipeline.ranks=2"}, 2, "which does not divide 3 processes"},
+      {2,
+       {"pipeline.ranks=1", "train.micro_batches=3"},
+       2,
+       "not the same for each of 2 replicas"},
+      {2, {"pipeline.schedule=1f1c"}, 2, "did you mean '1f1b'?"},
+      {0, {"pipeline.schedule=1f1c"}, 2, "pipeline.schedule is '1f1c'"},
+      {2,
+       {"pipeline.schedule=zbv", "pipeline.chunks=1"},
+       2,
+       "pipeline.schedule = zbv: "},
+      {2, {"pipeline.schedule=dualpipev"}, 2, "dualpipev"},
+      {2,
+       {"pipeline.layout=Ettt|m|L"},
+       2,
+       "has 3 stages, but the schedule has 2"},
+      {2, {"pipeline.layout=Ett|mL"}, 2, "pipeline.layout"},
+      {2,
+       {"pipeline.file=" + small},
+       2,
+       "is for 3 micro-batches, but a replica"},
+      {2, {"pipeline.file=/nowhere"}, 2, "/nowhere"},
+      {2, {"offload.warmup_steps=2"}, 2, "offload.warmup_steps"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.error);
+    const ChildResult r = train("wrong", c.processes, c.sets);
+    EXPECT_EQ(r.code, c.code) << r.err;
+    EXPECT_NE(r.err.find(c.error), std::string::npos) << r.err;
+    EXPECT_FALSE(path_exists(run("wrong")));
+  }
+  const ChildResult none =
+      tapeline_run(words("wrong", 0, {}, {"--nproc", "0"}));
+  EXPECT_EQ(none.code, 64);
+  ChildOptions launched;
+  launched.environment["RANK"] = "0";
+  EXPECT_EQ(train("wrong", 2, {}, {}, launched).code, 64);
+}
+
+TEST_F(Train, ALockedFolderEndsAllRanksWithOneReason) {
+  Child holder(words("locked", 0, {"train.steps=100000", "data.val="}));
+  const std::string metrics = run("locked") + "/metrics.jsonl";
+  while (holder.running() && !path_exists(metrics)) usleep(20000);
+  const ChildResult r = train("locked", 2, {"train.steps=100000"});
+  EXPECT_EQ(r.code, 2) << r.err;
+  EXPECT_NE(r.err.find("another process trains in this folder"),
+            std::string::npos)
+      << r.err;
+}
+
+// --- Faults
+
+// Children of the process that runs --nproc.
+std::vector<pid_t> children_of(pid_t parent) {
+  // Not read_file: files below /proc have no size.
+  const std::string id = std::to_string(parent);
+  std::ifstream list("/proc/" + id + "/task/" + id + "/children");
+  std::vector<pid_t> out;
+  for (pid_t child; list >> child;) out.push_back(child);
+  return out;
+}
+
+void wait_for_steps(Child& child, const std::string& run) {
+  while (child.running()) {
+    const auto text = read_file(run + "/metrics.jsonl");
+    if (text.ok() && std::count(text->begin(), text->end(), '\n') >= 2) return;
+    usleep(20000);
+  }
+}
+
+TEST_F(Train, ARankThatIsKilledEndsAll) {
+  Child child(words(
+      "fault", 3, {"train.steps=100000", "data.val=", "pipeline.timeout=20"}));
+  wait_for_steps(child, run("fault"));
+  const std::vector<pid_t> ranks = children_of(child.pid());
+  ASSERT_EQ(ranks.size(), 3u);
+  kill(ranks[1], SIGKILL);
+  const ChildResult r = child.wait();
+  EXPECT_EQ(r.code, 128 + SIGKILL);
+  EXPECT_NE(r.err.find("rank 1 was ended by signal 9"), std::string::npos);
+  // The others found out by themselves and say whom they miss.
+  for (const char* survivor : {"0 | tapeline: ", "2 | tapeline: "}) {
+    EXPECT_NE(r.err.find(survivor), std::string::npos) << r.err;
+  }
+  EXPECT_NE(r.err.find("rank 1"), std::string::npos) << r.err;
+  for (const pid_t rank : ranks) EXPECT_NE(kill(rank, 0), 0);
+}
+
+TEST_F(Train, ARankThatStallsIsNamedWithinTheTimeout) {
+  Child child(words("fault", 2,
+                    {"train.steps=100000", "data.val=", "pipeline.timeout=3"}));
+  wait_for_steps(child, run("fault"));
+  const std::vector<pid_t> ranks = children_of(child.pid());
+  ASSERT_EQ(ranks.size(), 2u);
+  kill(ranks[1], SIGSTOP);
+  const ChildResult r = child.wait();
+  EXPECT_EQ(r.code, 72) << r.err;
+  EXPECT_NE(r.err.find("rank 1"), std::string::npos) << r.err;
+}
+
+}  // namespace
+}  // namespace tapeline

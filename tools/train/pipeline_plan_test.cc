@@ -1,0 +1,97 @@
+#include "tools/train/pipeline_plan.h"
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "tools/train/run_options.h"
+
+namespace tapeline {
+namespace {
+
+PipelinePlan plan(const std::vector<std::string>& sets, int processes) {
+  std::vector<std::string> all = {"model.model_type=qwen3",
+                                  "model.vocab_size=8",
+                                  "model.hidden_size=8",
+                                  "model.num_hidden_layers=5",
+                                  "model.num_attention_heads=2",
+                                  "model.num_key_value_heads=1",
+                                  "model.head_dim=4",
+                                  "model.intermediate_size=8",
+                                  "model.max_position_embeddings=8",
+                                  "model.tie_word_embeddings=true",
+                                  "model.hidden_act=silu",
+                                  "model.rms_norm_eps=1e-6",
+                                  "model.rope_theta=10000.0"};
+  all.insert(all.end(), sets.begin(), sets.end());
+  const absl::StatusOr<Config> config = load_config("", all);
+  EXPECT_TRUE(config.ok()) << config.status();
+  const auto model = make_language_model(model_config(*config, "").value(),
+                                         model_choices(*config));
+  EXPECT_TRUE(model.ok()) << model.status();
+  const absl::StatusOr<PipelinePlan> made =
+      plan_pipeline(*config, **model, processes, "");
+  EXPECT_TRUE(made.ok()) << made.status();
+  return *made;
+}
+
+TEST(Plan, FewerRanksThanProcessesAreReplicas) {
+  const PipelinePlan p = plan({"pipeline.ranks=2", "train.micro_batches=6"}, 6);
+  EXPECT_EQ(p.mesh, (MeshPoint{.pp = 2, .dp = 3}));
+  EXPECT_EQ(p.schedule.micro_batches, 2);
+  EXPECT_EQ(p.owner.at("model.embed_tokens.weight"), 0);
+  EXPECT_EQ(p.owner.at("model.norm.weight"), 1);
+  // A tied head is on the last stage too.
+  ASSERT_EQ(p.schedule.groups.size(), 1u);
+  EXPECT_EQ(p.schedule.groups[0].stages, (std::vector<int>{0, 1}));
+}
+
+// A communicator that makes its channels at the start has all that a rank's
+// program uses, each once.
+TEST(Plan, EveryMessageHasARoute) {
+  for (const char* schedule : {"1f1b", "zbv", "looped_bfs"}) {
+    const PipelinePlan p = plan({std::string("pipeline.schedule=") + schedule,
+                                 "pipeline.ranks=2", "train.micro_batches=4"},
+                                4);
+    std::set<std::string> routes;
+    for (const NcclRoute& r : routes_of(p)) {
+      EXPECT_TRUE(routes
+                      .insert(std::to_string(r.from) + ">" +
+                              std::to_string(r.to) + ":" +
+                              std::to_string(r.channel))
+                      .second);
+      EXPECT_NE(r.from, r.to);
+    }
+    size_t messages = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      const MeshPoint here = place_of(p.mesh, rank);
+      for (const Instruction& i : p.programs[here.pp].instructions) {
+        if (i.kind != Instruction::kSend && i.kind != Instruction::kTake) {
+          continue;
+        }
+        MeshPoint place = here;
+        place.pp = i.peer;
+        const int peer = rank_of(p.mesh, place);
+        const bool sends = i.kind == Instruction::kSend;
+        EXPECT_TRUE(routes.contains(std::to_string(sends ? rank : peer) + ">" +
+                                    std::to_string(sends ? peer : rank) + ":" +
+                                    std::to_string(channel_of(i.value))))
+            << schedule << ": " << to_string(i);
+        ++messages;
+      }
+    }
+    EXPECT_GT(messages, 16u);
+  }
+  const std::vector<std::vector<int>> want = {
+      {0, 1, 2, 3}, {0, 2}, {1, 3}, {0, 1}, {2, 3}};
+  EXPECT_EQ(groups_of(plan({"pipeline.ranks=2", "train.micro_batches=4"}, 4)),
+            want);
+  EXPECT_EQ(groups_of(plan({}, 2)), (std::vector<std::vector<int>>{{0, 1}}));
+}
+
+}  // namespace
+}  // namespace tapeline

@@ -1,0 +1,23 @@
+// Several processes of this program on this host, as --nproc starts them.
+//
+// Each has the variables that torchrun would give it. What they print comes out
+// line by line behind the number of the rank, "1 | step ...". When one fails,
+// the others have `grace` seconds to end by themselves, which they do when they
+// miss it, and are then killed. SIGINT and SIGTERM are passed on. No child
+// outlives the caller.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tapeline {
+
+// Runs this program with the words `command`, its own name first, `processes`
+// times. Returns the exit code of the first one that failed, 128 + number for a
+// signal, or 0.
+int run_processes(const std::vector<std::string>& command, int processes,
+                  double grace_seconds = 15);
+// Whether this process was started so.
+bool was_spawned();
+
+}  // namespace tapeline
