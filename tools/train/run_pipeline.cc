@@ -23,11 +23,10 @@ absl::Status Run::join_job() {
       c_.pipeline.file.empty() ? "" : user_path(c_.pipeline.file);
   ASSIGN_OR_RETURN(PipelinePlan plan,
                    plan_pipeline(c_, *model_, launch_.world, file));
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<Communicator> communicator,
-      connect_processes(launch_, plan, Device::current().kind(),
-                        absl::Seconds(c_.pipeline.connect_timeout),
-                        absl::Seconds(c_.pipeline.timeout)));
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                   connect_processes(launch_, plan, Device::current().kind(),
+                                     absl::Seconds(c_.pipeline.connect_timeout),
+                                     absl::Seconds(c_.pipeline.timeout)));
   job_ = std::make_unique<PipelineJob>(std::move(plan), *model_,
                                        std::move(communicator),
                                        absl::Seconds(c_.pipeline.timeout));
