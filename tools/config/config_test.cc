@@ -202,6 +202,8 @@ TEST_F(ConfigTest, ErrorsSayWhereAndWhat) {
        ":2:1: 'train.micro_batches' must be at most 65536"},
       {"[train]\nseq_len = 1048577\n",
        ":2:1: 'train.seq_len' must be at most 1048576"},
+      {"[offload]\npinned_cap_mib = 1073741825\n",
+       ":2:1: 'offload.pinned_cap_mib' must be at most 1073741824"},
       {"[train]\nsteps = 9007199254740992\n",
        "train.steps is 9007199254740992: "},
       {"a = \n", ":1:5: "},

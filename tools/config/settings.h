@@ -156,7 +156,7 @@ void visit_settings(C& c, F&& f) {
   f("offload.strict", c.offload.strict, any(),
     "an unplanned reload, or bytes moved that differ from the plan, are an "
     "error");
-  f("offload.pinned_cap_mib", c.offload.pinned_cap_mib, at_least(0),
+  f("offload.pinned_cap_mib", c.offload.pinned_cap_mib, between(0, 1 << 30),
     "limit of pinned memory in MiB; 0: none");
   f("offload.warmup_steps", c.offload.warmup_steps, at_least(0),
     "steps after which only copies that hide behind the work are made, as "
