@@ -404,6 +404,7 @@ TEST(Large, LinearCrossEntropy) {
     }
     lse[p] = std::log(sum);
   }
+  // As the op keeps it: tokens repeat, and so would the error of a rounding.
   const auto rounded_dlogit = [&](int64_t t, int64_t v) {
     const int64_t p = t % x.kPeriod;
     const double exact = weights[t] * (std::exp(logits[p][v] - lse[p]) -
@@ -438,9 +439,7 @@ TEST(Large, LinearCrossEntropy) {
     std::vector<double> sum(kWidth);
     for (int64_t t = 0; t < kTokens; ++t) {
       if (labels[t] < 0) continue;
-      const int64_t p = t % x.kPeriod;
-      const double dlogit = weights[t] * (std::exp(logits[p][v] - lse[p]) -
-                                          (v == labels[t] ? 1 : 0));
+      const double dlogit = rounded_dlogit(t, v);
       for (int64_t d = 0; d < kWidth; ++d) sum[d] += dlogit * x(t, d);
     }
     // One that lies near a tie may be rounded the other way, for all tokens.
