@@ -39,9 +39,9 @@ struct Watched {
 // read what they are not to make again. By index: a retained tape replays it
 // again.
 struct Frame {
-  struct Step {
-    const char* kind;
-    const char* op = "";
+  // What a step holds besides its name.
+  struct Held {
+    bool kept_op = false;
     std::any value;  // of a stash
     // In that, or the outputs of a kept op until the checkpoint's node saves
     // them.
@@ -49,20 +49,25 @@ struct Frame {
     std::vector<SavedTensor> saved;
     std::shared_ptr<Frame> inside;  // of a nested checkpoint
   };
+  struct Step {
+    const char* kind;
+    const char* op;
+  };
   std::vector<std::string> keep;  // ops that are kept, and whether all are
   bool keep_all = false;
   std::vector<Step> steps;
+  std::vector<Held> held;  // by all steps but ops, in order
 
   // By the node being recorded, through the hooks in force.
   void save_kept() {
-    for (Step& step : steps) {
-      if (step.inside != nullptr) step.inside->save_kept();
-      if (step.kind != kKeptOp || !step.saved.empty()) continue;
-      step.saved = std::vector<SavedTensor>(step.tensors.size());
-      for (size_t i = 0; i < step.saved.size(); ++i) {
-        step.saved[i].save(step.tensors[i].unwritten("a kept output"));
+    for (Held& h : held) {
+      if (h.inside != nullptr) h.inside->save_kept();
+      if (!h.kept_op || !h.saved.empty()) continue;
+      h.saved = std::vector<SavedTensor>(h.tensors.size());
+      for (size_t i = 0; i < h.saved.size(); ++i) {
+        h.saved[i].save(h.tensors[i].unwritten("a kept output"));
       }
-      step.tensors.clear();
+      h.tensors.clear();
     }
   }
 };
@@ -93,15 +98,19 @@ struct CheckpointRun {
     return outputs;
   }
 
-  // Notes a step, or finds the same one.
-  Frame::Step& next(const char* kind, const char* op = "") {
-    if (first) return frame.steps.emplace_back(Frame::Step{kind, op});
-    static const Frame::Step& end = *new Frame::Step{kEnd};
+  // Notes a step, or finds that it is the same one.
+  void next(const char* kind, const char* op = "") {
+    if (first) return frame.steps.push_back({kind, op});
+    const Frame::Step end = {kEnd, ""};
     const Frame::Step& then = at < frame.steps.size() ? frame.steps[at] : end;
     CHECK(kind == then.kind && std::strcmp(op, then.op) == 0)
         << differs() << "step " << at << " of " << frame.steps.size() << " is "
         << kind << op << ", it was " << then.kind << then.op;
-    return frame.steps[at++];
+    ++at;
+  }
+  Frame::Held& next_held(const char* kind, const char* op = "") {
+    next(kind, op);
+    return first ? frame.held.emplace_back() : frame.held[held++];
   }
 
   // Also by the Shadow runs around this one.
@@ -155,7 +164,7 @@ struct CheckpointRun {
   const std::vector<const Tensor*>* const inputs;
   CheckpointRun* const outer = running;
   const uint64_t made_before = Storage::next_id();  // storages with lower ids
-  size_t at = 0;  // which of the frame's steps a replay is at
+  size_t at = 0, held = 0;  // how many of the frame's a replay has used
   // What a Shadow run used, none of it to be written before a replay:
   // differentiable inputs and captured tensors by their places,
   std::vector<TapePosition> edges;
@@ -289,7 +298,8 @@ class CheckpointNode : public Node {
 // finds what this one kept.
 std::shared_ptr<Frame> frame_of(const RecomputePolicy& policy) {
   std::shared_ptr<Frame> own;
-  auto& frame = running == nullptr ? own : running->next(kCheckpoint).inside;
+  auto& frame =
+      running == nullptr ? own : running->next_held(kCheckpoint).inside;
   if (frame == nullptr) {
     frame = std::make_shared<Frame>();
     frame->keep = policy.keep;
@@ -377,11 +387,12 @@ void make_outputs(const char* op, absl::Span<Tensor* const> outputs,
   }
   if (running->first) {
     make();
-    Frame::Step& step = running->next(kKeptOp, op);
+    Frame::Held& step = running->next_held(kKeptOp, op);
+    step.kept_op = true;
     for (Tensor* x : outputs) step.tensors.emplace_back(*x);
     return;
   }
-  const Frame::Step& step = running->next(kKeptOp, op);
+  const Frame::Held& step = running->next_held(kKeptOp, op);
   for (size_t i = 0; i < outputs.size(); ++i) {
     *outputs[i] = step.saved[i].unpack();
   }
@@ -390,7 +401,7 @@ void make_outputs(const char* op, absl::Span<Tensor* const> outputs,
 
 const std::any* next_stash(const std::type_info& type) {
   if (running->first) return nullptr;
-  const Frame::Step& step = running->next(kStash);
+  const Frame::Held& step = running->next_held(kStash);
   CHECK(step.value.type() == type) << differs() << "a stash of another type";
   for (const Watched& x : step.tensors) x.unwritten("a stashed tensor");
   ++stash_reads;
@@ -398,7 +409,7 @@ const std::any* next_stash(const std::type_info& type) {
 }
 
 void keep_stash(std::any value, const std::vector<const Tensor*>& tensors) {
-  Frame::Step& step = running->next(kStash);
+  Frame::Held& step = running->next_held(kStash);
   step.value = std::move(value);
   for (const Tensor* x : tensors) {
     CHECK(!x->requires_grad) << "[stash] " << *x << " requires a gradient";
