@@ -283,11 +283,6 @@ struct Ring {
       phase ^= 1;
     }
   }
-  __device__ void skip(int slots) {
-    slot += slots;
-    phase ^= slot / kStages & 1;
-    slot %= kStages;
-  }
 };
 
 // ---------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 #include "kernels/cuda_rows.cuh"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/embedding_rows.cuh"
 
 namespace tapeline::cuda {
 namespace {
@@ -139,16 +140,7 @@ void embedding_backward(Launch l, View<const int32_t> ids, View<const T> dy,
         <<<static_cast<unsigned>(ids.size(0)), kThreads, 0, stream_of(l)>>>(
             rows<1>(ids), rows<2>(dy), rows<2>(dtable), padding_id);
   };
-  // A pack of dy meets as many sums, which are wider: their rows must start on
-  // a pack of that size.
-  constexpr int kN = Pack<T>::kSize;
-  const View<Accumulator<T>>& sums = dtable;
-  const bool whole =
-      packable(dy) && packable(View<const Accumulator<T>>(sums)) &&
-      reinterpret_cast<uintptr_t>(sums.data) % (kN * sizeof(Accumulator<T>)) ==
-          0 &&
-      (sums.size(0) <= 1 || sums.strides[0] % kN == 0);
-  if (whole) {
+  if (packable_onto(dy, dtable)) {
     run.template operator()<true>();
   } else {
     run.template operator()<false>();

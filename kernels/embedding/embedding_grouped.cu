@@ -8,6 +8,7 @@
 
 #include "kernels/cuda_rows.cuh"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/embedding_rows.cuh"
 
 namespace tapeline::cuda {
 namespace {
@@ -285,15 +286,7 @@ void embedding_backward_grouped(Launch l, View<const int32_t> ids,
     add<kWhole, T><<<static_cast<unsigned>(many + few), kThreads, 0, stream>>>(
         many, rows<2>(dy), rows<2>(dtable), space);
   };
-  // A pack of dy meets as many sums, which are wider: their rows must start on
-  // a pack of that size.
-  const View<Accumulator<T>>& sums = dtable;
-  const bool whole =
-      packable(dy) && packable(View<const Accumulator<T>>(sums)) &&
-      reinterpret_cast<uintptr_t>(sums.data) % (kN * sizeof(Accumulator<T>)) ==
-          0 &&
-      (sums.size(0) <= 1 || sums.strides[0] % kN == 0);
-  if (whole) {
+  if (packable_onto(dy, dtable)) {
     run.template operator()<true>();
   } else {
     run.template operator()<false>();
