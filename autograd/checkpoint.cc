@@ -10,8 +10,8 @@ namespace {
 
 std::atomic<int64_t> replays = 0, stash_reads = 0, kept_ops = 0;
 
-constexpr const char* kOp = "op ";
-constexpr const char* kKeptOp = "kept op ";
+// Steps that are no ops.
+constexpr const char* kKept = "a kept op";
 constexpr const char* kStash = "stash";
 constexpr const char* kCheckpoint = "checkpoint";
 constexpr const char* kEnd = "the end";
@@ -39,9 +39,8 @@ struct Watched {
 // read what they are not to make again. By index: a retained tape replays it
 // again.
 struct Frame {
-  // What a step holds besides its name.
+  // By a step that is no op.
   struct Held {
-    bool kept_op = false;
     std::any value;  // of a stash
     // In that, or the outputs of a kept op until the checkpoint's node saves
     // them.
@@ -49,20 +48,16 @@ struct Frame {
     std::vector<SavedTensor> saved;
     std::shared_ptr<Frame> inside;  // of a nested checkpoint
   };
-  struct Step {
-    const char* kind;
-    const char* op;
-  };
   std::vector<std::string> keep;  // ops that are kept, and whether all are
   bool keep_all = false;
-  std::vector<Step> steps;
-  std::vector<Held> held;  // by all steps but ops, in order
+  std::vector<const char*> steps;  // an op's name, or one from above
+  std::vector<Held> held;          // in order
 
   // By the node being recorded, through the hooks in force.
   void save_kept() {
     for (Held& h : held) {
       if (h.inside != nullptr) h.inside->save_kept();
-      if (!h.kept_op || !h.saved.empty()) continue;
+      if (h.value.has_value() || h.tensors.empty()) continue;
       h.saved = std::vector<SavedTensor>(h.tensors.size());
       for (size_t i = 0; i < h.saved.size(); ++i) {
         h.saved[i].save(h.tensors[i].unwritten("a kept output"));
@@ -99,17 +94,16 @@ struct CheckpointRun {
   }
 
   // Notes a step, or finds that it is the same one.
-  void next(const char* kind, const char* op = "") {
-    if (first) return frame.steps.push_back({kind, op});
-    const Frame::Step end = {kEnd, ""};
-    const Frame::Step& then = at < frame.steps.size() ? frame.steps[at] : end;
-    CHECK(kind == then.kind && std::strcmp(op, then.op) == 0)
+  void next(const char* step) {
+    if (first) return frame.steps.push_back(step);
+    const char* then = at < frame.steps.size() ? frame.steps[at] : kEnd;
+    CHECK(step == then || std::strcmp(step, then) == 0)
         << differs() << "step " << at << " of " << frame.steps.size() << " is "
-        << kind << op << ", it was " << then.kind << then.op;
+        << step << ", it was " << then;
     ++at;
   }
-  Frame::Held& next_held(const char* kind, const char* op = "") {
-    next(kind, op);
+  Frame::Held& next_held(const char* step) {
+    next(step);
     return first ? frame.held.emplace_back() : frame.held[held++];
   }
 
@@ -188,7 +182,7 @@ struct Output {
         passed_on(y.requires_grad && y.tape != tape) {}
   bool operator==(const Output&) const = default;
 
-  Shape shape;
+  [[no_unique_address]] Shape shape;  // what follows lies in its padding
   DType dtype;
   bool defined, requires_grad;
   // It goes back as it is: its later uses add to it in the order they would
@@ -211,7 +205,7 @@ class CheckpointNode : public Node {
     // What W still needs is the local tape, if anything.
     if (b.parts() == Parts::kBoth || local_->nodes() == 0) local_.reset();
     if (b.retained()) return;
-    leaves.clear();
+    packings.clear();
     outside.clear();
     frame.reset();
     body.reset();
@@ -222,13 +216,9 @@ class CheckpointNode : public Node {
     local_.reset();
   }
 
-  // How one of the body's inputs is packed, and its place on the outer tape.
-  struct Leaf {
-    TapePosition at;
-    Packing packing;
-  };
+  // Its inputs keep their places on the outer tape, however they are packed.
   std::unique_ptr<CheckpointBody> body;
-  std::vector<Leaf> leaves;  // they end before the body
+  std::vector<Packing> packings;  // of its inputs; they end before the body
   std::shared_ptr<Frame> frame;
   int site = use_site();
   std::vector<Watched> outside;
@@ -251,10 +241,10 @@ class CheckpointNode : public Node {
       if (partial) seeds.push_back({local, std::move(partial)});
     };
     std::vector<Tensor> inputs;
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      inputs.push_back(leaves[i].packing.unpack(*body->inputs[i]));
-      inputs[i].position() = leaves[i].at;
-      if (inputs[i].requires_grad) enter(inputs[i]);
+    for (const Tensor* packed : body->inputs()) {
+      inputs.push_back(packings[inputs.size()].unpack(*packed));
+      inputs.back().position() = *packed;
+      if (packed->requires_grad) enter(inputs.back());
     }
     for (const Watched& watched : outside) {
       const bool captured = watched.tensor.requires_grad;
@@ -294,6 +284,13 @@ class CheckpointNode : public Node {
   std::unique_ptr<Tape> local_;
 };
 
+// Grows with every write of one.
+uint64_t writes(const std::vector<const Tensor*>& tensors) {
+  uint64_t sum = 0;
+  for (const Tensor* x : tensors) sum += *x ? x->storage()->version() : 0;
+  return sum;
+}
+
 // Of a call. Inside a checkpoint it is the outer frame's, so that its replay
 // finds what this one kept.
 std::shared_ptr<Frame> frame_of(const RecomputePolicy& policy) {
@@ -319,25 +316,20 @@ void first_run(const RecomputePolicy& policy,
   const std::shared_ptr<Frame> frame = frame_of(policy);
   // Inputs are edges of its node in a replay, whether it uses them or not.
   if (running != nullptr) running->note_uses(inputs, {});
-  std::vector<uint32_t> versions;
-  versions.reserve(inputs.size());
   for (const Tensor* x : inputs) {
     CHECK(!recording || !x->requires_grad || x->tape != 0)
         << "[checkpoint] an input was made inside another checkpoint's run: "
         << *x;
-    versions.push_back(*x ? x->storage()->version() : 0);
   }
+  const uint64_t before = writes(inputs);
   CheckpointRun run(*frame, first, phase(), &inputs);
   std::vector<Tensor*> outputs = [&] {
     const GradModeScope shadow(GradMode::kShadow);
     const Scoped<Tape::State*> no_tape(internal::recording, nullptr);
     return run.run(function);
   }();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor& x = *inputs[i];
-    CHECK(!x || x.storage()->version() == versions[i])
-        << "[checkpoint] " << layer() << " writes its input: " << x;
-  }
+  CHECK_EQ(writes(inputs), before)
+      << "[checkpoint] " << layer() << " writes its input; ";
   if (!recording) return;
   std::vector<Output> specs;
   specs.reserve(outputs.size());
@@ -357,10 +349,11 @@ void first_run(const RecomputePolicy& policy,
   // Packed by the hooks around the call, which may move the bytes: nothing else
   // of the node holds them.
   node->body = make_body();
-  node->leaves = std::vector<CheckpointNode::Leaf>(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    node->leaves[i].at = *inputs[i];
-    node->leaves[i].packing.pack(*node->body->inputs[i]);
+  node->packings = std::vector<Packing>(inputs.size());
+  size_t packed = 0;
+  for (Tensor* x : node->body->inputs()) {
+    node->packings[packed].pack(*x);
+    x->position() = *inputs[packed++];
   }
   node->frame = frame;
   node->outside = std::move(run.outside);
@@ -374,7 +367,7 @@ GradMode note_op(const char* op, absl::Span<const Tensor* const> inputs,
   const GradMode mode = op_mode();
   if (mode == GradMode::kOff || running == nullptr) return mode;
   if (mode == GradMode::kShadow) running->note_uses(inputs, parameters);
-  if (op != kObserveOp) running->next(kOp, op);
+  if (op != kObserveOp) running->next(op);
   return mode;
 }
 
@@ -387,12 +380,12 @@ void make_outputs(const char* op, absl::Span<Tensor* const> outputs,
   }
   if (running->first) {
     make();
-    Frame::Held& step = running->next_held(kKeptOp, op);
-    step.kept_op = true;
+    Frame::Held& step = running->next_held(kKept);
     for (Tensor* x : outputs) step.tensors.emplace_back(*x);
     return;
   }
-  const Frame::Held& step = running->next_held(kKeptOp, op);
+  const Frame::Held& step = running->next_held(kKept);
+  CHECK_EQ(step.saved.size(), outputs.size()) << differs() << op << "; ";
   for (size_t i = 0; i < outputs.size(); ++i) {
     *outputs[i] = step.saved[i].unpack();
   }

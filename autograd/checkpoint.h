@@ -79,11 +79,10 @@ namespace internal {
 // A function and its input, for replays, with their types erased.
 struct CheckpointBody {
   virtual ~CheckpointBody() = default;
-  // Runs the function with these in the place of the input's tensors; returns
-  // the output's.
+  // The input's tensors, which the node packs.
+  virtual std::vector<Tensor*> inputs() = 0;
+  // Runs the function with these in their place; returns the output's.
   virtual std::vector<Tensor> run(std::vector<Tensor> in) = 0;
-
-  std::vector<Tensor*> inputs;  // the input's tensors, which the node packs
 };
 
 // Runs a function in Shadow mode, noting what it uses, and puts a node with its
@@ -111,11 +110,8 @@ inline bool records_original() {
 // Whether bytes that were dropped are made again (dropped_outputs.h), which is
 // a replay too.
 inline constinit thread_local bool refilling = false;
-// Whether the run keeps the outputs of all ops. A KeepScope sets it.
+// Whether the run keeps the outputs of all ops.
 inline constinit thread_local bool keeps_all = false;
-struct KeepScope : Scoped<bool> {
-  KeepScope() : Scoped(keeps_all, true) {}
-};
 
 // The op of whoever looks (observer.h), which no replay has to repeat.
 inline constexpr char kObserveOp[] = "observe";
@@ -145,9 +141,8 @@ auto tensors_of(Tree& tree) {
 
 template <class F, class In>
 struct TypedBody : CheckpointBody {
-  TypedBody(const F& f, const In& from) : function(f), in(from) {
-    inputs = tensors_of(in);
-  }
+  TypedBody(const F& f, const In& from) : function(f), in(from) {}
+  std::vector<Tensor*> inputs() override { return tensors_of(in); }
   std::vector<Tensor> run(std::vector<Tensor> tensors) override {
     In now = in;
     auto from = tensors.begin();
@@ -208,7 +203,7 @@ auto stash(F&& f) -> std::invoke_result_t<F> {
 
 template <class F>
 auto keep(F&& f) -> std::invoke_result_t<F> {
-  const internal::KeepScope all;
+  const internal::Scoped<bool> all(internal::keeps_all, true);
   return f();
 }
 

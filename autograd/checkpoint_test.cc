@@ -189,7 +189,7 @@ TEST(ContractDeathTest, B31_AnotherOpOnReplayIsNamed) {
       record(tape, [&] { return sum(checkpoint(true, block, x)); });
   ParameterGradients grads;
   EXPECT_DEATH(tape.backward(loss, grads),
-               "step 0 of 1 is op mul, it was op scale");
+               "step 0 of 1 is mul, it was scale");
 }
 
 // Sees every tensor that is packed.
@@ -423,8 +423,8 @@ TEST(ContractDeathTest, C17_AStashMoreOrLessOnReplayIsNamed) {
         record(tape, [&] { return sum(checkpoint(true, block, x)); });
     ParameterGradients grads;
     EXPECT_DEATH(tape.backward(loss, grads),
-                 more > 0 ? "step 2 of 3 is stash, it was op scale"
-                          : "step 1 of 3 is op scale, it was stash");
+                 more > 0 ? "step 2 of 3 is stash, it was scale"
+                          : "step 1 of 3 is scale, it was stash");
   }
 }
 

@@ -25,12 +25,7 @@ struct TapePosition {
   uint64_t tape = 0;
   uint32_t slot = 0;
   bool requires_grad = false;
-  bool operator==(const TapePosition& other) const {
-    return slot == other.slot && tape == other.tape;
-  }
-  bool operator<(const TapePosition& other) const {
-    return tape < other.tape || (tape == other.tape && slot < other.slot);
-  }
+  auto operator<=>(const TapePosition&) const = default;
 };
 
 class Tensor : public TapePosition {
@@ -111,8 +106,9 @@ class Tensor : public TapePosition {
   static Stream& stream() { return Device::current().compute(); }
 
   StoragePtr storage_;
-  Shape shape_, strides_;
   int64_t offset_ = 0;
+  Shape shape_;
+  [[no_unique_address]] Shape strides_;  // dtype_ lies in its padding
   DType dtype_ = DType::kF32;
 };
 
