@@ -577,6 +577,30 @@ TEST(Train, OtherFamiliesTrainAndGenerate) {
   }
 }
 
+TEST(Train, RecomputationWithoutEffectIsAnError) {
+  const TempFolder folder;
+  const struct {
+    Words sets, said;
+  } cases[] = {
+      {{"recompute.policy=every_n", "recompute.every=99"},
+       {"recomputes none of 4 layers", "lower recompute.every = 99"}},
+      {{"recompute.policy=ratio", "recompute.ratio=0.2"},
+       {"recomputes none of 4 layers", "raise recompute.ratio = 0.2"}},
+      {{"recompute.policy=full", "recompute.drop_norms=true"},
+       {"recompute.drop_norms has no effect", "full"}},
+      {{"recompute.keep=[\"linear\"]"}, {"recompute.keep has no effect"}},
+      {{"recompute.policy=keep"}, {"recompute.keep names no operation"}},
+  };
+  for (const auto& c : cases) {
+    for (const char* verb : {"train", "plan"}) {
+      SCOPED_TRACE(verb + c.sets.back());
+      Words words = {verb, "--config", small_config(folder)};
+      for (const std::string& set : c.sets) words.push_back("--set=" + set);
+      expect_failure(tapeline_run(words), 2, c.said);
+    }
+  }
+}
+
 TEST(Train, OutOfMemoryEndsWith70AndSaysWhatItWasFor) {
   const TempFolder folder;
   const ChildResult r =

@@ -83,7 +83,7 @@ TEST_P(PlanTest, IsWhatTheRunDoes) {
   initialize(model->named_tensors(), DType::kF32, 1, model->initializer_std());
   model->apply_training_choices();
   TrainerOptions options = trainer_options(config);
-  options.recompute = recomputed_layers(config, model->layers());
+  options.recompute = recomputed_layers(config, model->layers()).value();
   Trainer trainer(*model, options, [&](int64_t step, int64_t m) {
     return batch_of(config.train.seq_len, step, m);
   });

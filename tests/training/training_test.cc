@@ -116,7 +116,8 @@ class Tiny : public testing::Test {
     made->model->apply_training_choices();
     const TrainBatches* batches = made->batches.get();
     TrainerOptions options = trainer_options(settings);
-    options.recompute = recomputed_layers(settings, made->model->layers());
+    options.recompute =
+        recomputed_layers(settings, made->model->layers()).value();
     made->trainer = std::make_unique<Trainer>(
         *made->model, std::move(options), [batches](int64_t step, int64_t m) {
           MicroBatch b = batches->get(step, m);

@@ -71,7 +71,8 @@ absl::StatusOr<BenchReport> bench_forward_backward(
   model->apply_training_choices();
 
   TrainerOptions options = trainer_options(config);
-  options.recompute = recomputed_layers(config, model->layers());
+  ASSIGN_OR_RETURN(options.recompute,
+                   recomputed_layers(config, model->layers()));
   options.micro_batches = 1;
   const HostBatch batch = random_batch(o, seed, model->vocabulary());
   const Denominators n = count_targets({batch}, model->mtp_depths());

@@ -120,7 +120,8 @@ absl::StatusOr<RunPlan> plan_run(const Config& config,
   ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                    make_language_model(json, model_choices(config)));
   TrainerOptions options = trainer_options(config);
-  options.recompute = recomputed_layers(config, model->layers());
+  ASSIGN_OR_RETURN(options.recompute,
+                   recomputed_layers(config, model->layers()));
   options.anomaly = false;
   RunPlan plan = plan_training(*model, options, config.train.seq_len,
                                compute_dtype(config));

@@ -58,6 +58,13 @@ absl::Status check_settings(const Config& c) {
         absl::StrCat("recompute.keep has no effect under recompute.policy = ",
                      c.recompute.policy, "; set the policy to keep"));
   }
+  if (c.recompute.drop_norms &&
+      (c.recompute.policy == "full" || c.recompute.policy == "keep")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "recompute.drop_norms has no effect under recompute.policy = ",
+        c.recompute.policy,
+        ", which recomputes every layer; remove it or change the policy"));
+  }
   const int64_t first = c.debug.cuda_first, last = c.debug.cuda_last;
   if (last != 0 && (first == 0 || last < first)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -110,7 +117,8 @@ TrainerOptions trainer_options(const Config& c) {
   return o;
 }
 
-std::vector<bool> recomputed_layers(const Config& c, int layers) {
+absl::StatusOr<std::vector<bool>> recomputed_layers(const Config& c,
+                                                    int layers) {
   const std::string& policy = c.recompute.policy;
   std::vector<bool> out(static_cast<size_t>(layers), false);
   for (int i = 0; i < layers; ++i) {
@@ -123,7 +131,15 @@ std::vector<bool> recomputed_layers(const Config& c, int layers) {
         (policy == "every_n" && (i + 1) % c.recompute.every == 0) ||
         (policy == "ratio" && share(i + 1) > share(i));
   }
-  return out;
+  if (policy == "none" || std::find(out.begin(), out.end(), true) != out.end())
+    return out;
+  const bool every = policy == "every_n";
+  return absl::InvalidArgumentError(absl::StrCat(
+      "recompute.policy = ", policy, " recomputes none of ", layers,
+      " layers; ",
+      every ? absl::StrCat("lower recompute.every = ", c.recompute.every)
+            : absl::StrCat("raise recompute.ratio = ", c.recompute.ratio),
+      " or set the policy to none"));
 }
 
 ModelChoices model_choices(const Config& c) {

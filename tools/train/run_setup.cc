@@ -144,7 +144,7 @@ absl::Status Run::make_tensors() {
   }
   model_->apply_training_choices();
   TrainerOptions options = trainer_options(c_);
-  options.recompute = recomputed_layers(c_, model_->layers());
+  ASSIGN_OR_RETURN(options.recompute, recomputed_layers(c_, model_->layers()));
   const BatchFunction batch = [this](int64_t step, int64_t m) {
     MicroBatch mb = batches_->get(step, m);
     return HostBatch{std::move(mb.ids), std::move(mb.labels),
