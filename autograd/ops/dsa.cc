@@ -78,11 +78,15 @@ struct IndexerLossNode : Node {
       mul(launch(), read<A>(weight_T).view(),
           broadcast(read<A>(b.grad()).view(), weight_T.shape()),
           write<A>(scaled).view());
+      const auto q = read<T>(q_THD), k = read<T>(k_SD);
+      const auto ids = read<int32_t>(ids_TK);
+      const Tensor space = internal::workspace(
+          indexer_loss_backward_workspace_bytes<T>(launch(), q, k, ids, scale));
       indexer_loss_backward<T>(
-          launch(), read<A>(dscore.unpack()), read<A>(scaled), read<T>(q_THD),
-          read<T>(k_SD), read<A>(w_TH), scale, read<int32_t>(ids_TK),
-          read<int32_t>(inverse->offsets_S1), read<int32_t>(inverse->entries),
-          write<T>(dq), write<T>(dk), write<A>(dw));
+          launch(), read<A>(dscore.unpack()), read<A>(scaled), q, k,
+          read<A>(w_TH), scale, ids, read<int32_t>(inverse->offsets_S1),
+          read<int32_t>(inverse->entries), write<T>(dq), write<T>(dk),
+          write<A>(dw), internal::bytes_of(write<uint8_t>(space).view()));
     });
     b.add(0, std::move(dq));
     b.add(1, std::move(dk));

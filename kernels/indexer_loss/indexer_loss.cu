@@ -2,58 +2,21 @@
 // right at any size.
 #include "kernels/cuda_tile.cuh"
 #include "kernels/indexer_loss/indexer_loss_cuda.h"
+#include "kernels/indexer_loss/indexer_loss_row.cuh"
+#include "kernels/indexer_loss/indexer_loss_wgmma.h"
 
 namespace tapeline::cuda {
 namespace {
 
-constexpr double kSmallest = 1e-10;  // of a probability under a logarithm
+using loss_detail::kl_row;
+using loss_detail::normalise_row;
 
+// A row in dynamic shared memory.
 template <class A>
-__device__ A block_max(A value) {
-  return block_reduce<kTileThreads>(value, -infinity<A>(),
-                                    [](A a, A b) { return larger(a, b); });
-}
-
-// The valid entries of a row, side by side, with their slots; in shared memory.
+using Row = loss_detail::Row<A, int32_t>;
 template <class A>
-struct Row {
-  A *score, *target;
-  int32_t* slot;
-
-  static size_t bytes(int64_t slots) {
-    return static_cast<size_t>(slots) * (2 * sizeof(A) + sizeof(int32_t));
-  }
-  __device__ Row(double* memory, int64_t slots)
-      : score(reinterpret_cast<A*>(memory)),
-        target(score + slots),
-        slot(reinterpret_cast<int32_t*>(target + slots)) {}
-};
-
-// Writes the loss and dscore [slots] of a row of `count` entries.
-template <class A>
-__device__ void kl_row(const Row<A>& row, int count, int64_t slots, A* loss,
-                       A* dscore) {
-  for (int64_t j = threadIdx.x; j < slots; j += kTileThreads) dscore[j] = 0;
-  if (threadIdx.x == 0) *loss = 0;
-  if (count == 0) return;
-  A max = -infinity<A>();
-  for (int j = threadIdx.x; j < count; j += kTileThreads) {
-    max = larger(max, row.score[j]);
-  }
-  max = block_max(max);
-  A sum = 0;
-  for (int j = threadIdx.x; j < count; j += kTileThreads) {
-    sum += exp(row.score[j] - max);
-  }
-  const A log_sum = max + log(block_sum<kTileThreads>(sum));
-  A total = 0;
-  for (int j = threadIdx.x; j < count; j += kTileThreads) {
-    const A p = row.target[j];
-    total += p * (log(larger(p, A(kSmallest))) - (row.score[j] - log_sum));
-    dscore[row.slot[j]] = exp(row.score[j] - log_sum) - p;
-  }
-  total = block_sum<kTileThreads>(total);
-  if (threadIdx.x == 0) *loss = total;
+size_t row_bytes(int64_t slots) {
+  return static_cast<size_t>(slots) * (2 * sizeof(A) + sizeof(int32_t));
 }
 
 // What makes the scores of a query's heads with keys.
@@ -108,7 +71,9 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ SelectedTiles::Shared selected;
   __shared__ alignas(16) Coefficients<A> x;
   const int64_t t = blockIdx.x, slots = ids.size[1];
-  const Row<A> row(row_memory, slots);
+  A* const scores = reinterpret_cast<A*>(row_memory);
+  A* const targets = scores + slots;
+  int32_t* const from = reinterpret_cast<int32_t*>(targets + slots);
   SelectedTiles keys(selected, ids.row(t), slots);
   int all = 0;
   while (const int count = keys.next()) {
@@ -122,53 +87,44 @@ __global__ void __launch_bounds__(kTileThreads)
         [](A sum, A term, A) { return sum + term; });
     const int j = threadIdx.x;
     if (j < count) {
-      row.score[all + j] = score;
-      row.target[all + j] = probability;
-      row.slot[all + j] = keys.slot(j);
+      scores[all + j] = score;
+      targets[all + j] = probability;
+      from[all + j] = keys.slot(j);
     }
     all += count;
   }
   __syncthreads();
-  A total = 0;
-  for (int j = threadIdx.x; j < all; j += kTileThreads) {
-    row.target[j] /= static_cast<A>(attention.q.size[1]);
-    total += row.target[j];
-  }
-  total = larger(block_sum<kTileThreads>(total), A(kSmallest));
-  if (target.data != nullptr) {
-    A* out = target.row(t);
-    for (int64_t j = threadIdx.x; j < slots; j += kTileThreads) out[j] = 0;
-    __syncthreads();
-  }
-  for (int j = threadIdx.x; j < all; j += kTileThreads) {
-    row.target[j] /= total;
-    if (target.data != nullptr) target.row(t)[row.slot[j]] = row.target[j];
-  }
-  kl_row(row, all, slots, &loss(t), dscore.row(t));
+  const Row<A> row{scores, targets, from, all};
+  normalise_row<kTileThreads>(row, attention.q.size[1], slots,
+                              target.data == nullptr ? nullptr : target.row(t));
+  kl_row<kTileThreads>(row, slots, &loss(t), dscore.row(t));
 }
 
 template <class A>
 __global__ void __launch_bounds__(kTileThreads)
-    kl(Rows<const A, 2> scores, Rows<const A, 2> target,
+    kl(Rows<const A, 2> score, Rows<const A, 2> target,
        Rows<const int32_t, 2> ids, Rows<A, 1> loss, Rows<A, 2> dscore) {
   extern __shared__ double row_memory[];
   __shared__ SelectedTiles::Shared selected;
   const int64_t t = blockIdx.x, slots = ids.size[1];
-  const Row<A> row(row_memory, slots);
+  A* const scores = reinterpret_cast<A*>(row_memory);
+  A* const targets = scores + slots;
+  int32_t* const from = reinterpret_cast<int32_t*>(targets + slots);
   SelectedTiles keys(selected, ids.row(t), slots);
   int all = 0;
   while (const int count = keys.next()) {
     const int j = threadIdx.x;
     if (j < count) {
       const int32_t slot = keys.slot(j);
-      row.score[all + j] = scores(t, slot);
-      row.target[all + j] = target(t, slot);
-      row.slot[all + j] = slot;
+      scores[all + j] = score(t, slot);
+      targets[all + j] = target(t, slot);
+      from[all + j] = slot;
     }
     all += count;
   }
   __syncthreads();
-  kl_row(row, all, slots, &loss(t), dscore.row(t));
+  kl_row<kTileThreads>(Row<A>{scores, targets, from, all}, slots, &loss(t),
+                       dscore.row(t));
 }
 
 // --- backward ----------------------------------------------------------------
@@ -291,6 +247,35 @@ void allow_bytes(Kernel kernel, size_t bytes, const char* op) {
       << " bytes for a row: " << cudaGetErrorString(error);
 }
 
+template <class T>
+bool aligned(const View<T>& x) {
+  bool all = reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  for (int i = 0; i + 1 < x.rank(); ++i) {
+    all = all && (x.size(i) <= 1 || x.strides[i] % 8 == 0);
+  }
+  return all;
+}
+
+template <class T>
+IndexerLossOperands operands(const View<const T>& q_THD,
+                             const View<const T>& k_SD,
+                             const View<const int32_t>& ids_TK, double scale) {
+  return {std::is_same_v<T, bf16>,
+          q_THD.size(1),
+          q_THD.size(2),
+          k_SD.size(0),
+          ids_TK.size(1),
+          scale,
+          aligned(q_THD) && aligned(k_SD)};
+}
+
+IndexerLossPlan plan_of(const View<const bf16>& q_THD,
+                        const View<const bf16>& k_SD,
+                        const View<const int32_t>& ids_TK) {
+  return indexer_loss_plan(q_THD.size(0), k_SD.size(0), k_SD.size(1),
+                           ids_TK.size(1));
+}
+
 }  // namespace
 
 template <class T>
@@ -305,7 +290,17 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
   using A = Accumulator<T>;
   const auto blocks = static_cast<unsigned>(qI_THD.size(0));
   if (blocks == 0) return;
-  const size_t bytes = Row<A>::bytes(ids_TK.size(1));
+  if constexpr (std::is_same_v<T, bf16>) {
+    IndexerLossOperands x = operands<T>(qI_THD, kI_SD, ids_TK, index_scale);
+    x.aligned = x.aligned && aligned(q_THD) && aligned(kv_SD);
+    if (indexer_loss_forward_path(x, q_THD.size(1), q_THD.size(2)) ==
+        IndexerLossPath::kWgmma) {
+      return indexer_loss_forward_wgmma(l, qI_THD, kI_SD, w_TH, index_scale,
+                                        q_THD, kv_SD, lse_TH, attention_scale,
+                                        ids_TK, loss_T, dscore_TK, target_TK);
+    }
+  }
+  const size_t bytes = row_bytes<A>(ids_TK.size(1));
   allow_bytes(forward<T>, bytes, "indexer_loss");
   forward<T><<<blocks, kTileThreads, bytes, stream_of(l)>>>(
       Side<T>{rows<3>(qI_THD), rows<2>(kI_SD), rows<2>(w_TH),
@@ -322,12 +317,26 @@ void indexer_kl(Launch l, View<const A> scores_TK, View<const A> target_TK,
                 View<const int32_t> ids_TK, View<A> loss_T, View<A> dscore_TK) {
   const auto blocks = static_cast<unsigned>(ids_TK.size(0));
   if (blocks == 0) return;
-  const size_t bytes = Row<A>::bytes(ids_TK.size(1));
+  const size_t bytes = row_bytes<A>(ids_TK.size(1));
   allow_bytes(kl<A>, bytes, "indexer_kl");
   kl<A><<<blocks, kTileThreads, bytes, stream_of(l)>>>(
       rows<2>(scores_TK), rows<2>(target_TK), rows<2>(ids_TK), rows<1>(loss_T),
       rows<2>(dscore_TK));
   check_launch("indexer_kl");
+}
+
+template <class T>
+size_t indexer_loss_backward_workspace_bytes(const View<const T>& qI_THD,
+                                             const View<const T>& kI_SD,
+                                             const View<const int32_t>& ids_TK,
+                                             double index_scale) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (indexer_loss_backward_path(operands<T>(
+            qI_THD, kI_SD, ids_TK, index_scale)) == IndexerLossPath::kWgmma) {
+      return plan_of(qI_THD, kI_SD, ids_TK).bytes;
+    }
+  }
+  return 0;
 }
 
 template <class T>
@@ -338,7 +347,18 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
                            View<const int32_t> ids_TK,
                            View<const int32_t> inverse_offsets_S1,
                            View<const int32_t> inverse_entries, View<T> dqI_THD,
-                           View<T> dkI_SD, View<Accumulator<T>> dw_TH) {
+                           View<T> dkI_SD, View<Accumulator<T>> dw_TH,
+                           std::byte* workspace) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    IndexerLossOperands x = operands<T>(qI_THD, kI_SD, ids_TK, index_scale);
+    x.aligned = x.aligned && aligned(dqI_THD) && aligned(dkI_SD);
+    if (indexer_loss_backward_path(x) == IndexerLossPath::kWgmma) {
+      return indexer_loss_backward_wgmma(
+          l, plan_of(qI_THD, kI_SD, ids_TK), dscore_TK, dloss_T, qI_THD, kI_SD,
+          w_TH, index_scale, ids_TK, inverse_offsets_S1, inverse_entries,
+          dqI_THD, dkI_SD, dw_TH, workspace);
+    }
+  }
   const Side<T> index{rows<3>(qI_THD), rows<2>(kI_SD), rows<2>(w_TH),
                       static_cast<Accumulator<T>>(index_scale)};
   const int64_t queries =
@@ -369,7 +389,10 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
       Launch, View<const Accumulator<T>>, View<const Accumulator<T>>,          \
       View<const T>, View<const T>, View<const Accumulator<T>>, double,        \
       View<const int32_t>, View<const int32_t>, View<const int32_t>, View<T>,  \
-      View<T>, View<Accumulator<T>>);
+      View<T>, View<Accumulator<T>>, std::byte*);                              \
+  template size_t indexer_loss_backward_workspace_bytes<T>(                    \
+      const View<const T>&, const View<const T>&, const View<const int32_t>&,  \
+      double);
 TAPELINE_INDEXER_LOSS(float)
 TAPELINE_INDEXER_LOSS(bf16)
 TAPELINE_INDEXER_LOSS(double)

@@ -22,6 +22,8 @@
 // sparse training stage.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/kernel.h"
 
 namespace tapeline {
@@ -44,10 +46,20 @@ template <class A>
 void indexer_kl(Launch l, View<const A> scores_TK, View<const A> target_TK,
                 View<const int32_t> ids_TK, View<A> loss_T, View<A> dscore_TK);
 
+// Bytes for what a fast path keeps of all pairs, where it takes these shapes.
+template <class T>
+size_t indexer_loss_backward_workspace_bytes(const Launch& l,
+                                             const View<const T>& qI_THD,
+                                             const View<const T>& kI_SD,
+                                             const View<const int32_t>& ids_TK,
+                                             double index_scale);
+
 // Gradients of sum_t dloss[t] loss[t] with dscore from the forward. dloss [T]
 // may have stride 0: one weight for all rows. Overwrites dqI, dkI and dw. The
 // inverse is invert_ids (kernels/sparse_attention) of the same ids; dkI[s] adds
-// its entries in ascending order.
+// its entries in ascending order, or segments of them and then those (the fast
+// path, which rounds an entry's gradient to T first). `workspace` is aligned to
+// 16 bytes; nullptr where it takes none.
 //
 //   g = dloss[t] dscore[t,j]    x[h] = index_scale qI[t,h] . kI[id]
 //   dw[h]  = sum_j g relu(x[h])     ds[h] = index_scale g w[h] where x[h] > 0
@@ -60,7 +72,8 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
                            View<const int32_t> ids_TK,
                            View<const int32_t> inverse_offsets_S1,
                            View<const int32_t> inverse_entries, View<T> dqI_THD,
-                           View<T> dkI_SD, View<Accumulator<T>> dw_TH);
+                           View<T> dkI_SD, View<Accumulator<T>> dw_TH,
+                           std::byte* workspace);
 
 // With `selected` valid ids per query; a gathered key row counts once per
 // query.

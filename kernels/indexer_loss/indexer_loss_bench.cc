@@ -53,6 +53,10 @@ struct Loss {
                                 view_of(o, {S, H, D}), view_of(lse, {S, H}));
     invert_ids(l, {device_ids.data(), {S, K}}, view_of(offsets, {S + 1}),
                view_of(entries, {S * K}));
+    workspace = bench::Array<std::byte>(
+        static_cast<int64_t>(indexer_loss_backward_workspace_bytes<T>(
+            l, {qi.data(), {S, Hi, Di}}, {ki.data(), {S, Di}},
+            {device_ids.data(), {S, K}}, scale(Di))));
     forward(l);
   }
   static double scale(int64_t d) {
@@ -71,7 +75,7 @@ struct Loss {
         {qi.data(), {S, Hi, Di}}, {ki.data(), {S, Di}}, {w.data(), {S, Hi}},
         scale(Di), {device_ids.data(), {S, K}}, {offsets.data(), {S + 1}},
         {entries.data(), {S * K}}, view_of(dqi, {S, Hi, Di}),
-        view_of(dki, {S, Di}), view_of(dw, {S, Hi}));
+        view_of(dki, {S, Di}), view_of(dw, {S, Hi}), workspace.data());
   }
 
   // dscore and, given it, dq of head 0 of a query, plainly.
@@ -121,6 +125,7 @@ struct Loss {
   bench::Array<A> w, lse, loss, dscore, dw, one;
   std::vector<int32_t> ids;
   bench::Array<int32_t> device_ids, offsets, entries;
+  bench::Array<std::byte> workspace;
 };
 
 template <bool kGradient>

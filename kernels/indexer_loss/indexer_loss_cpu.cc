@@ -300,6 +300,19 @@ void indexer_kl(Launch l, View<const A> scores_TK, View<const A> target_TK,
 }
 
 template <class T>
+size_t indexer_loss_backward_workspace_bytes(const Launch& l,
+                                             const View<const T>& qI_THD,
+                                             const View<const T>& kI_SD,
+                                             const View<const int32_t>& ids_TK,
+                                             double index_scale) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::indexer_loss_backward_workspace_bytes<T>(qI_THD, kI_SD, ids_TK,
+                                                          index_scale);
+  }
+  return 0;
+}
+
+template <class T>
 void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
                            View<const Accumulator<T>> dloss_T,
                            View<const T> qI_THD, View<const T> kI_SD,
@@ -307,7 +320,8 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
                            View<const int32_t> ids_TK,
                            View<const int32_t> inverse_offsets_S1,
                            View<const int32_t> inverse_entries, View<T> dqI_THD,
-                           View<T> dkI_SD, View<Accumulator<T>> dw_TH) {
+                           View<T> dkI_SD, View<Accumulator<T>> dw_TH,
+                           std::byte* workspace) {
   if (l.dry) return;
   using A = Accumulator<T>;
   check_indexer<T>("indexer_loss", qI_THD, kI_SD, w_TH, ids_TK, dscore_TK);
@@ -328,7 +342,7 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
   if (kCuda && l.on_cuda()) {
     return cuda::indexer_loss_backward<T>(
         l, dscore_TK, dloss_T, qI_THD, kI_SD, w_TH, index_scale, ids_TK,
-        inverse_offsets_S1, inverse_entries, dqI_THD, dkI_SD, dw_TH);
+        inverse_offsets_S1, inverse_entries, dqI_THD, dkI_SD, dw_TH, workspace);
   }
   CHECK_LE(inverse_offsets_S1(keys), inverse_entries.size(0))
       << "[indexer_loss] inverse: " << inverse();
@@ -389,7 +403,10 @@ Cost indexer_loss_backward_cost(int64_t tokens, int64_t index_heads,
       Launch, View<const Accumulator<T>>, View<const Accumulator<T>>,          \
       View<const T>, View<const T>, View<const Accumulator<T>>, double,        \
       View<const int32_t>, View<const int32_t>, View<const int32_t>, View<T>,  \
-      View<T>, View<Accumulator<T>>);                                          \
+      View<T>, View<Accumulator<T>>, std::byte*);                              \
+  template size_t indexer_loss_backward_workspace_bytes<T>(                    \
+      const Launch&, const View<const T>&, const View<const T>&,               \
+      const View<const int32_t>&, double);                                     \
   template Cost indexer_loss_forward_cost<T>(int64_t, int64_t, int64_t,        \
                                              int64_t, int64_t, int64_t);       \
   template Cost indexer_loss_backward_cost<T>(int64_t, int64_t, int64_t,       \

@@ -41,7 +41,10 @@ struct Problem {
         dw({T_, c.index_heads}, gap),
         ids({T_, K}, gap),
         offsets({S + 1}),
-        entries({T_ * K}) {
+        entries({T_ * K}),
+        // For whichever side runs.
+        workspace({static_cast<int64_t>(
+            std::max(workspace_bytes(launch()), workspace_bytes(Launch{})))}) {
     qi.normal(1);
     ki.normal(2);
     w.normal(3);
@@ -54,6 +57,10 @@ struct Problem {
                                 c.attention.scale, o.view(), lse.view());
     invert_ids(launch(), ids.in(), offsets.view(), entries.view());
   }
+  size_t workspace_bytes(const Launch& l) const {
+    return indexer_loss_backward_workspace_bytes<T>(l, qi.in(), ki.in(),
+                                                    ids.in(), c.index_scale);
+  }
   void forward(Launch l) {
     indexer_loss_forward<T>(l, qi.in(), ki.in(), w.in(), c.index_scale, q.in(),
                             kv.in(), lse.in(), c.attention.scale, ids.in(),
@@ -62,7 +69,11 @@ struct Problem {
   void backward(Launch l) {
     indexer_loss_backward<T>(l, dscore.in(), dloss.in(), qi.in(), ki.in(),
                              w.in(), c.index_scale, ids.in(), offsets.in(),
-                             entries.in(), dqi.view(), dki.view(), dw.view());
+                             entries.in(), dqi.view(), dki.view(), dw.view(),
+                             bytes());
+  }
+  std::byte* bytes() {
+    return reinterpret_cast<std::byte*>(workspace.view().data);
   }
 
   IndexerLossCase c;
@@ -70,6 +81,7 @@ struct Problem {
   Buffer<T> qi, ki, q, kv, o, dqi, dki;
   Buffer<A> w, lse, loss, dloss, dscore, dw;
   Buffer<int32_t> ids, offsets, entries;
+  Buffer<uint8_t> workspace;
 };
 
 // The definition in f64: for each row, a softmax over its list of valid slots.
@@ -158,8 +170,8 @@ class IndexerLossTest : public testing::TestWithParam<IndexerLossCase> {
   // Everything against the size of the whole tensor: losses and their gradients
   // are differences, of rows with one key of equal numbers.
   template <class T>
-  void expect_definition() {
-    Problem<T> p(GetParam());
+  void expect_definition(int64_t gap = 3) {
+    Problem<T> p(GetParam(), gap);
     p.forward(launch());
     p.backward(launch());
     const Expected e = by_definition(p);
@@ -190,6 +202,10 @@ TEST_P(IndexerLossTest, EqualsTheDefinitionInF64) {
 }
 TEST_P(IndexerLossTest, EqualsTheDefinitionInBf16) {
   expect_definition<bf16>();
+}
+// As a fast path wants them.
+TEST_P(IndexerLossTest, EqualsTheDefinitionInBf16WithAlignedRows) {
+  expect_definition<bf16>(8);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, IndexerLossTest,
@@ -265,7 +281,8 @@ TEST(IndexerLoss, OneWeightForAllRowsMayHaveStrideZero) {
   indexer_loss_backward<float>(
       launch(), p.dscore.in(), View<const float>(weight.in().data, {p.T_}, {0}),
       p.qi.in(), p.ki.in(), p.w.in(), p.c.index_scale, p.ids.in(),
-      p.offsets.in(), p.entries.in(), p.dqi.view(), p.dki.view(), p.dw.view());
+      p.offsets.in(), p.entries.in(), p.dqi.view(), p.dki.view(), p.dw.view(),
+      p.bytes());
   EXPECT_EQ(p.dqi.values(), dqi);
   EXPECT_EQ(p.dki.values(), dki);
 }
@@ -345,7 +362,7 @@ TEST(IndexerLoss, EqualsGoldenValuesForAGivenTarget) {
   indexer_loss_backward<float>(
       launch(), dscore.in(), View<const float>(weight.in().data, {T}, {0}),
       qi.in(), ki.in(), w.in(), 1 / std::sqrt(static_cast<double>(D)), ids.in(),
-      offsets.in(), entries.in(), dqi.view(), dki.view(), dw.view());
+      offsets.in(), entries.in(), dqi.view(), dki.view(), dw.view(), nullptr);
   const int64_t terms = H * D + K + T;
   EXPECT_TRUE(Close(flat(dqi), golden.floats("dq"), {terms}));
   EXPECT_TRUE(Close(flat(dki), golden.floats("dk"), {terms}));

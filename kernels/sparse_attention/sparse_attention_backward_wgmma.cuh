@@ -58,24 +58,6 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) counts[t] = count;
 }
 
-// Lane c of four holds word c of four pieces of 16 bytes; afterwards it holds
-// piece c.
-__device__ inline void transpose_quad(uint32_t (&v)[4]) {
-  const int c = static_cast<int>(threadIdx.x) % 4;
-  const bool far = (c & 2) != 0, near = (c & 1) != 0;
-  const uint32_t a = __shfl_xor_sync(~0u, far ? v[0] : v[2], 2);
-  const uint32_t b = __shfl_xor_sync(~0u, far ? v[1] : v[3], 2);
-  // Words c % 2 and c % 2 + 2 of the pieces 0 and 1, or 2 and 3.
-  const uint32_t low0 = far ? a : v[0], high0 = far ? v[2] : a;
-  const uint32_t low1 = far ? b : v[1], high1 = far ? v[3] : b;
-  const uint32_t x = __shfl_xor_sync(~0u, near ? low0 : low1, 1);
-  const uint32_t y = __shfl_xor_sync(~0u, near ? high0 : high1, 1);
-  v[0] = near ? x : low0;
-  v[1] = near ? low1 : x;
-  v[2] = near ? y : high0;
-  v[3] = near ? high1 : y;
-}
-
 enum : int { kHaveP = 1, kHaveDs, kRowsDone, kDone };  // named barriers
 
 // What a math group does. Groups are two functions, so that no multiply stands
