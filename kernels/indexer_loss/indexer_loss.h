@@ -57,9 +57,8 @@ size_t indexer_loss_backward_workspace_bytes(const Launch& l,
 // Gradients of sum_t dloss[t] loss[t] with dscore from the forward. dloss [T]
 // may have stride 0: one weight for all rows. Overwrites dqI, dkI and dw. The
 // inverse is invert_ids (kernels/sparse_attention) of the same ids; dkI[s] adds
-// its entries in ascending order, or segments of them and then those (the fast
-// path, which rounds an entry's gradient to T first). `workspace` is aligned to
-// 16 bytes; nullptr where it takes none.
+// its entries in ascending order or, the fast path, segments of them and then
+// those. `workspace` is aligned to 16 bytes; nullptr where it takes none.
 //
 //   g = dloss[t] dscore[t,j]    x[h] = index_scale qI[t,h] . kI[id]
 //   dw[h]  = sum_j g relu(x[h])     ds[h] = index_scale g w[h] where x[h] > 0

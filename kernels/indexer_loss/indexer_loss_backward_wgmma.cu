@@ -3,9 +3,11 @@
 //
 //   x  [key, head]  = k . qI            ds = g w where x > 0
 //   dq [head, d]   += ds^T k            in registers until the last tile
-//   rows [key, d]   = ds qI             to the workspace, bf16
+//   rows [key, d]   = ds qI             to the workspace, f32
 //
-// Another kernel adds the rows of each key.
+// Another kernel adds the rows of each key. ds enters the products as two bf16
+// numbers, itself and what rounding left: tensor cores have time for both, and
+// gradients are as exact as if ds had stayed in f32.
 #include "kernels/indexer_loss/indexer_loss_wgmma.h"
 #include "kernels/sparse_attention/sparse_attention_wgmma.cuh"
 
@@ -29,7 +31,8 @@ template <int kPanels>
 struct QueriesShared {
   alignas(1024) char q[kPanels][kPanelBytes];
   alignas(1024) char k[2][kPanels][kPanelBytes];
-  alignas(1024) char ds[kPanelBytes];  // key rows, head columns
+  // Key rows, head columns: rounded, and the rest.
+  alignas(1024) char ds[2][kPanelBytes];
   int32_t id[kLossMaxIds];
   uint16_t slot[kLossMaxIds];
   float w[kLossHeads];
@@ -50,12 +53,12 @@ struct QueriesProblem {
   float scale;
   Rows<bf16, 3> dq_THD;
   Rows<float, 2> dw_TH;
-  bf16* rows;  // [chunk, K, D]
+  float* rows;  // [chunk, K, D]
 };
 
-// Three blocks fit a processor's shared memory.
+// Two blocks fit a processor's shared memory.
 template <int kPanels>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 2)
     backward_queries(QueriesProblem x) {
   constexpr int kDim = 64 * kPanels;
   extern __shared__ __align__(1024) char raw[];
@@ -108,25 +111,6 @@ __global__ void __launch_bounds__(kThreads, 3)
   float dq[kDim / 2], dw[16] = {};
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) dq[i] = 0;
-  // Panel p of rows whose elements this thread holds as a multiply leaves them,
-  // 16 bytes at a time.
-  const auto write_panel = [&](const float* sums, int half, bf16* to) {
-#pragma unroll
-    for (int quarter = 0; quarter < 2; ++quarter) {
-      uint32_t v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = (quarter * 4 + i) * 4 + half * 2;
-        v[i] = pack_bf16(sums[at], sums[at + 1]);
-      }
-      transpose_quad(v);
-      if (to != nullptr) {
-        *reinterpret_cast<uint4*>(to + quarter * 32 + c * 8) =
-            uint4{v[0], v[1], v[2], v[3]};
-      }
-    }
-  };
-
   for (int tile = 0; tile < tiles; ++tile) {
     wait_copies<0>();
     fence_async();
@@ -146,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     }
     wgmma_commit();
     float g[2];
-    bf16* to[2];
+    float* to[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int j = tile * kTileKeys + row + 8 * i;
@@ -174,14 +158,22 @@ __global__ void __launch_bounds__(kThreads, 3)
     }
     uint32_t ds[16];
     pack_rows(acc, ds);
-    store_panel(shared_address(s.ds), ds);
+    store_panel(shared_address(s.ds[0]), ds);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const uint32_t pair = ds[i / 2];
+      acc[i] -= __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff0000);
+    }
+    pack_rows(acc, ds);
+    store_panel(shared_address(s.ds[1]), ds);
     fence_async();
     __syncthreads();
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma<kDim, kMajorMN, kMajorMN>(dq, ds_mn + k * kStepMN,
-                                      keys_mn + stage + k * kStepMN);
+    for (int k = 0; k < 8; ++k) {
+      wgmma<kDim, kMajorMN, kMajorMN>(
+          dq, ds_mn + k / 4 * kPanelStep + k % 4 * kStepMN,
+          keys_mn + stage + k % 4 * kStepMN);
     }
     wgmma_commit();
 #pragma unroll
@@ -189,31 +181,47 @@ __global__ void __launch_bounds__(kThreads, 3)
       float sum[32];
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        wgmma<64, kMajorK, kMajorMN>(sum, ds_k + k * kStepK,
-                                     q_mn + p * kPanelStep + k * kStepMN,
-                                     k == 0);
+      for (int k = 0; k < 8; ++k) {
+        wgmma<64, kMajorK, kMajorMN>(
+            sum, ds_k + k / 4 * kPanelStep + k % 4 * kStepK,
+            q_mn + p * kPanelStep + k % 4 * kStepMN, k == 0);
       }
       wgmma_commit();
       wgmma_wait<0>();
       wgmma_pin(sum);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        write_panel(sum, half,
-                    to[half] == nullptr ? nullptr : to[half] + p * 64);
+        if (to[half] == nullptr) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int at = 4 * j + 2 * half;
+          __stcs(reinterpret_cast<float2*>(to[half] + p * 64 + 8 * j + 2 * c),
+                 float2{sum[at], sum[at + 1]});
+        }
       }
     }
   }
-  wait_copies<0>();  // of q, where there was no tile
+  commit_copies();  // of q, where there was no tile
+  wait_copies<0>();
   wgmma_pin(dq);
 
+  // 16 bytes at a time.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int h = row + 8 * half;
 #pragma unroll
-    for (int p = 0; p < kPanels; ++p) {
-      write_panel(dq + 32 * p, half,
-                  h < x.heads ? &x.dq_THD(t, h, p * 64) : nullptr);
+    for (int part = 0; part < 2 * kPanels; ++part) {
+      uint32_t v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = (part * 4 + i) * 4 + half * 2;
+        v[i] = pack_bf16(dq[at], dq[at + 1]);
+      }
+      transpose_quad(v);
+      if (h < x.heads) {
+        *reinterpret_cast<uint4*>(&x.dq_THD(t, h, part * 32 + c * 8)) =
+            uint4{v[0], v[1], v[2], v[3]};
+      }
     }
   }
   // The lanes of a column, then the warps.
@@ -235,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 }
 
 struct KeysProblem {
-  const bf16* rows;  // of entries [first, last)
+  const float* rows;  // of entries [first, last)
   int first, last;
   bool all;  // those are all entries
   Rows<const int32_t, 1> offsets_S1, entries;
@@ -260,12 +268,13 @@ __device__ inline int lower_bound(const Rows<const int32_t, 1>& entries,
 }
 
 // A block has a key. Its rows are cut into segments of one length, each of
-// which a group of kDim / 8 threads adds in order, 16 bytes a thread; then the
+// which a group of kDim / 4 threads adds in order, 16 bytes a thread; then the
 // segments' sums are added in order.
+constexpr int kSumThreads = 256;
 template <int kDim>
-__global__ void __launch_bounds__(kThreads) sum_rows(KeysProblem x) {
-  using V = Pack<bf16>;
-  constexpr int kPieces = kDim / V::kSize, kSegments = kThreads / kPieces;
+__global__ void __launch_bounds__(kSumThreads) sum_rows(KeysProblem x) {
+  using V = Pack<float>;
+  constexpr int kPieces = kDim / V::kSize, kSegments = kSumThreads / kPieces;
   constexpr int kAtOnce = 8;
   __shared__ float parts[kSegments][kDim];
   const int tid = static_cast<int>(threadIdx.x);
@@ -292,7 +301,7 @@ __global__ void __launch_bounds__(kThreads) sum_rows(KeysProblem x) {
     for (int e = 0; e < kAtOnce; ++e) {
       if (i + e >= to) continue;
 #pragma unroll
-      for (int d = 0; d < V::kSize; ++d) sum[d] += load(v[e].at[d]);
+      for (int d = 0; d < V::kSize; ++d) sum[d] += v[e].at[d];
     }
   }
 #pragma unroll
@@ -321,7 +330,7 @@ void launch_backward(Launch l, const IndexerLossPlan& plan, int64_t tokens,
   CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);
   const auto add = [&] {
     sum_rows<64 * kPanels>
-        <<<static_cast<unsigned>(queries.keys), kThreads, 0, stream_of(l)>>>(
+        <<<static_cast<unsigned>(queries.keys), kSumThreads, 0, stream_of(l)>>>(
             keys);
     check_launch("indexer_loss_backward");
   };
@@ -350,7 +359,7 @@ void indexer_loss_backward_wgmma(
     View<const int32_t> inverse_offsets_S1, View<const int32_t> inverse_entries,
     View<bf16> dqI_THD, View<bf16> dkI_SD, View<float> dw_TH,
     std::byte* workspace) {
-  auto* key_rows = reinterpret_cast<bf16*>(workspace + plan.rows);
+  auto* key_rows = reinterpret_cast<float*>(workspace + plan.rows);
   const QueriesProblem queries{rows<3>(qI_THD),
                                kI_SD.data,
                                kI_SD.strides[0],

@@ -48,12 +48,12 @@ inline IndexerLossPath indexer_loss_forward_path(const IndexerLossOperands& x,
 }
 
 // The backward pass in parts of `chunk` queries: each (query, slot) writes its
-// gradient of a key row in bf16, and rows of one key are then added. Byte
+// gradient of a key row in f32, and rows of one key are then added. Byte
 // offsets into the workspace, which is aligned to 16.
 struct IndexerLossPlan {
   int64_t chunk;
   size_t sums;  // of each key, f32, between chunks
-  size_t rows;  // [chunk, selected, dim] bf16
+  size_t rows;  // [chunk, selected, dim] f32
   size_t bytes;
 
   friend std::ostream& operator<<(std::ostream& out, const IndexerLossPlan& p) {
@@ -64,10 +64,9 @@ struct IndexerLossPlan {
 // Chunks of about one size, of at most `row_bytes` of rows where a query's fit.
 inline IndexerLossPlan indexer_loss_plan(int64_t tokens, int64_t keys,
                                          int64_t dim, int64_t selected,
-                                         int64_t row_bytes = int64_t{512}
-                                                             << 20) {
+                                         int64_t row_bytes = int64_t{1} << 30) {
   IndexerLossPlan p{};
-  const int64_t each = std::max<int64_t>(1, selected * dim * 2);
+  const int64_t each = std::max<int64_t>(1, selected * dim * 4);
   const int64_t fit = std::max<int64_t>(1, row_bytes / each);
   const int64_t chunks = std::max<int64_t>(1, (tokens + fit - 1) / fit);
   p.chunk = std::max<int64_t>(1, (tokens + chunks - 1) / chunks);

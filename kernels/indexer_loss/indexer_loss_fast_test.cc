@@ -63,7 +63,7 @@ TEST(IndexerLossPath, AllElseIsPlain) {
 TEST(IndexerLossPath, Prints) {
   std::ostringstream out;
   out << kPlain << " " << kWgmma << "; " << indexer_loss_plan(2, 3, 128, 4);
-  EXPECT_EQ(out.str(), "plain wgmma; 2 queries at a time, 2048 bytes");
+  EXPECT_EQ(out.str(), "plain wgmma; 2 queries at a time, 4096 bytes");
 }
 
 // All queries at once, or in chunks of about one size.
@@ -83,11 +83,11 @@ TEST(IndexerLossPlan, PartsDoNotOverlap) {
     for (int64_t selected : {1, 2048}) {
       const int64_t keys = 1001, dim = 64;
       const IndexerLossPlan p =
-          indexer_loss_plan(tokens, keys, dim, selected, 1 << 28);
+          indexer_loss_plan(tokens, keys, dim, selected, 1 << 29);
       const auto size = [](int64_t n) { return static_cast<size_t>(n); };
       // Sums are kept only from one chunk to the next.
       EXPECT_EQ(p.rows - p.sums, p.chunk < tokens ? size(keys * dim * 4) : 0u);
-      EXPECT_GE(p.bytes, p.rows + size(p.chunk * selected * dim * 2));
+      EXPECT_GE(p.bytes, p.rows + size(p.chunk * selected * dim * 4));
       EXPECT_EQ(p.rows % 16, 0u);
       EXPECT_EQ(p.bytes % 16, 0u);
     }

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/indexer/indexer.h"
+#include "kernels/indexer_loss/indexer_loss.h"
 #include "kernels/route/route.h"
 #include "kernels/router/router.h"
 #include "kernels/sparse_attention/sparse_attention.h"
@@ -111,6 +112,72 @@ TEST(RealSizes, InvertIds) {
     expect_inverse_of_the_cpu(s, true);
     expect_inverse_of_the_cpu(s, false);
   }
+}
+
+// --- indexer_loss ------------------------------------------------------------
+
+// So many queries that their rows of keys take two chunks of workspace. Small
+// numbers, whose sums are exact in any order: the CPU's bits.
+TEST(RealSizes, IndexerLossBackwardInChunks) {
+  constexpr int64_t kTokens = 2100, kKeys = 2048, kHeads = 2, kDim = 64;
+  std::mt19937 random(11);
+  const auto draw = [&]<class T>(std::vector<T>& values,
+                                 std::vector<float> among) {
+    for (T& x : values) x = T(among[random() % among.size()]);
+  };
+  std::vector<bf16> q(kTokens * kHeads * kDim), k(kKeys * kDim);
+  std::vector<float> w(kTokens * kHeads), dscore(kTokens * kKeys);
+  draw(q, {-2, -1, 0, 1, 2});
+  draw(k, {-2, -1, 0, 1, 2});
+  draw(w, {-1, 1, 2});
+  draw(dscore, {-1, 0, 1});
+  std::vector<int32_t> ids(kTokens * kKeys);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t j = 0; j < kKeys; ++j) {
+      ids[t * kKeys + j] = static_cast<int32_t>((5 * j + t) % kKeys);
+    }
+  }
+  const double scale = 0.5;
+  std::vector<int32_t> offsets(kKeys + 1), entries(ids.size());
+  std::vector<float> dloss(kTokens, 1), dw(w.size());
+  std::vector<bf16> dq(q.size()), dk(k.size());
+  const Shape q_shape{kTokens, kHeads, kDim}, k_shape{kKeys, kDim};
+  const Shape w_shape{kTokens, kHeads}, pairs{kTokens, kKeys};
+  const Shape all{kTokens * kKeys};
+  Threads cpu(1);
+  invert_ids(cpu, view_of(ids, pairs), view_of(offsets, {kKeys + 1}),
+             view_of(entries, all));
+  indexer_loss_backward<bf16>(
+      cpu, view_of(dscore, pairs), view_of(dloss, {kTokens}),
+      view_of(q, q_shape), view_of(k, k_shape), view_of(w, w_shape), scale,
+      view_of(ids, pairs), view_of(offsets, {kKeys + 1}), view_of(entries, all),
+      view_of(dq, q_shape), view_of(dk, k_shape), view_of(dw, w_shape),
+      nullptr);
+
+  const Tensor q_THD = Tensor::from(q, q_shape),
+               k_SD = Tensor::from(k, k_shape);
+  const Tensor ids_TK = Tensor::from(ids, pairs);
+  const Tensor dq_THD = Tensor::empty(q_shape, DType::kBf16);
+  const Tensor dk_SD = Tensor::empty(k_shape, DType::kBf16);
+  const Tensor dw_TH = Tensor::empty(w_shape, DType::kF32);
+  const size_t workspace = indexer_loss_backward_workspace_bytes<bf16>(
+      launch(), read<bf16>(q_THD), read<bf16>(k_SD), read<int32_t>(ids_TK),
+      scale);
+  // Less than all rows: there are two chunks.
+  ASSERT_GT(workspace, 0u);
+  ASSERT_LT(workspace, ids.size() * kDim * sizeof(float));
+  const Tensor space = bytes(workspace);
+  space.fill(0x7f);
+  indexer_loss_backward<bf16>(
+      launch(), read<float>(Tensor::from(dscore, pairs)),
+      read<float>(Tensor::from(dloss, {kTokens})), read<bf16>(q_THD),
+      read<bf16>(k_SD), read<float>(Tensor::from(w, w_shape)), scale,
+      read<int32_t>(ids_TK), read<int32_t>(Tensor::from(offsets, {kKeys + 1})),
+      read<int32_t>(Tensor::from(entries, all)), write<bf16>(dq_THD),
+      write<bf16>(dk_SD), write<float>(dw_TH), data_of(space));
+  EXPECT_TRUE(Bitwise(dq_THD.to_vector<bf16>(), dq));
+  EXPECT_TRUE(Bitwise(dk_SD.to_vector<bf16>(), dk));
+  EXPECT_TRUE(Bitwise(dw_TH.to_vector<float>(), dw));
 }
 
 // --- embedding ---------------------------------------------------------------
