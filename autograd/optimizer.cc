@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <utility>
 
 #include "kernels/elementwise/elementwise.h"
@@ -12,13 +13,29 @@
 namespace tapeline {
 namespace {
 
-// total += squared norm of x
-void add_squares(const Tensor& x, const Tensor& partial, const Tensor& total) {
-  const auto run = [&]<class A>(A) {
-    add_squared_norm<A>(launch(), read<A>(x), write<double>(partial),
-                        write<double>(total));
+// The squared norm of each of some tensors.
+Tensor squares_of(const std::vector<Tensor>& x) {
+  const auto count = static_cast<int64_t>(x.size());
+  const Tensor each = Tensor::empty({count}, DType::kF64);
+  const Tensor partial =
+      Tensor::empty({count, kNormPartials}, DType::kF64, Tag::kWorkspace);
+  const auto run = [&]<class A>(size_t begin, size_t end) {
+    std::deque<Leased<const A>> leases;  // which do not move
+    std::vector<View<const A>> views;
+    for (size_t i = begin; i < end; ++i) {
+      views.push_back(leases.emplace_back(x[i], Device::current().compute()));
+    }
+    squared_norms<A>(launch(), views, write<double>(partial),
+                     write<double>(each.slice(0, static_cast<int64_t>(begin),
+                                              static_cast<int64_t>(end))));
   };
-  x.dtype() == DType::kF64 ? run(double{}) : run(float{});
+  for (size_t begin = 0, end = 0; begin < x.size(); begin = end) {
+    const DType dtype = x[begin].dtype();
+    while (end < x.size() && x[end].dtype() == dtype) ++end;
+    dtype == DType::kF64 ? run.operator()<double>(begin, end)
+                         : run.operator()<float>(begin, end);
+  }
+  return each;
 }
 
 }  // namespace
@@ -89,22 +106,15 @@ Tensor Optimizer::queue(ParameterGradients& grads, double lr,
   CHECK(!std::exchange(queued_, true)) << "the last update was not settled";
   const Tensor out = Tensor::zeros({2}, DType::kF64);
   const Tensor squares = out.slice(0, 0, 1), clip_1 = out.slice(0, 1, 2);
-  const Tensor partial =
-      Tensor::empty({kNormPartials}, DType::kF64, Tag::kWorkspace);
   std::vector<Tensor> gradient_of;
   for (const OptimizedTensor& t : tensors_) {
     gradient_of.push_back(gradient(grads, t));
   }
+  const Tensor each = squares_of(gradient_of);
   if (sum_) {
-    const auto count = static_cast<int64_t>(gradient_of.size());
-    const Tensor each = Tensor::zeros({count}, DType::kF64);
-    for (int64_t i = 0; i < count; ++i) {
-      add_squares(gradient_of[static_cast<size_t>(i)], partial,
-                  each.slice(0, i, i + 1));
-    }
     squares.assign<double>({sum_(each.to_vector<double>())});
   } else {
-    for (const Tensor& g : gradient_of) add_squares(g, partial, squares);
+    add_in_order(launch(), read<double>(each), write<double>(squares));
   }
   clip_factor(launch(), read<double>(squares), options_.max_norm,
               write<double>(clip_1));
@@ -112,7 +122,8 @@ Tensor Optimizer::queue(ParameterGradients& grads, double lr,
     // The squares of losses are finite where they are; their own factor is 1.
     const Tensor total = Tensor::zeros({1}, DType::kF64);
     const Tensor factor = Tensor::empty({1}, DType::kF64);
-    for (const Tensor& loss : losses) add_squares(loss, partial, total);
+    const Tensor of_losses = squares_of(losses);
+    add_in_order(launch(), read<double>(of_losses), write<double>(total));
     clip_factor(launch(), read<double>(total), 0, write<double>(factor));
     mul<double>(launch(), read<double>(clip_1), read<double>(factor),
                 write<double>(clip_1));

@@ -47,6 +47,10 @@ BalanceKind kernel_kind(const BalanceRule& rule) {
   return BalanceKind::kSigmoid;
 }
 
+Tensor partials() {
+  return Tensor::empty({kLossPartials}, DType::kF64, Tag::kWorkspace);
+}
+
 // dlogits for a loss gradient of 1, times the one that came.
 template <class A>
 void multiply_by(const Tensor& dloss, const Tensor& dlogits) {
@@ -108,7 +112,8 @@ Tensor balance_loss(const Tensor& logits_in, const Tensor& bias_in,
   dispatch_acc(logits_TE, [&]<class A>() {
     balance_loss_forward<A>(launch(), kernel_kind(rule), read<A>(logits_TE),
                             optional_view<A>(bias_E), read<int32_t>(counts_E),
-                            token_set(valid_T), write<A>(loss));
+                            token_set(valid_T), write<A>(loss),
+                            write<double>(partials()));
   });
   if (auto* n = push<BalanceNode>("balance_loss", {&logits_in}, {&loss})) {
     n->logits_TE.save(logits_TE);
@@ -126,7 +131,7 @@ Tensor z_loss(const Tensor& logits_in, const Tensor& valid_T) {
   Tensor loss = Tensor::empty({1}, logits_TE.dtype());
   dispatch_acc(logits_TE, [&]<class A>() {
     z_loss_forward<A>(launch(), read<A>(logits_TE), token_set(valid_T),
-                      write<A>(loss));
+                      write<A>(loss), write<double>(partials()));
   });
   if (auto* n = push<ZLossNode>("z_loss", {&logits_in}, {&loss})) {
     n->logits_TE.save(logits_TE);

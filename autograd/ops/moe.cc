@@ -169,10 +169,13 @@ Routed dispatch(const Tensor& x_in, const Tensor& expert_TK, int64_t experts) {
         routing.row_TK = Tensor::empty(expert_TK.shape(), DType::kI32);
         routing.token_R = Tensor::empty({rows}, DType::kI32);
         routing.slot_R = Tensor::empty({rows}, DType::kI32);
+        const Tensor space = internal::workspace(route_workspace_bytes(
+            launch(), expert_TK.size(0), expert_TK.size(1), experts));
         route(launch(), read<int32_t>(expert_TK),
               write<int32_t>(routing.offsets_E1),
               write<int32_t>(routing.row_TK), write<int32_t>(routing.token_R),
-              write<int32_t>(routing.slot_R));
+              write<int32_t>(routing.slot_R),
+              internal::bytes_of(write<uint8_t>(space).view()));
         const Tensor x_TD = internal::rows_or_copy(x_in);
         dispatch_float(x_TD.dtype(), [&]<class T>() {
           dispatch_forward<T>(launch(), read<T>(x_TD),

@@ -14,20 +14,43 @@ using internal::flat_row_count;
 using internal::flat_rows;
 using internal::flat_rows_or_copy;
 
+// For the parts of a parameter's gradient; undefined without parts.
+template <class A>
+Tensor partial_of(const ParameterUse& use, int64_t parts, Shape each) {
+  if (!use.trainable || parts == 0) return {};
+  Shape shape{parts};
+  for (int i = 0; i < each.rank(); ++i) shape.push_back(each[i]);
+  return Tensor::empty(shape, dtype_of<A>(), Tag::kWorkspace);
+}
+
+// Where I can make W's sums in the same pass, it leaves them in partial. That
+// depends on shapes and on which gradients are wanted, so I and W give the same
+// bits together and apart.
 struct RmsNormNode : Node {
   SavedTensor x, rstd_N;
   ParameterUse w_D;
+  Tensor partial_PD;
 
   void backward_inputs(Backward& b) override {
     if (!b.needs(0)) return;
     const Tensor& dy = b.grad();
     Tensor dx = empty_like(dy);
     dispatch_float(dy.dtype(), [&]<class T>() {
-      rms_norm_backward<T>(launch(), flat_rows(read<T>(dy).view()),
-                           flat_rows(read<T>(x.unpack()).view()),
-                           read<T>(w_D.value()),
-                           read<Accumulator<T>>(rstd_N.unpack()),
-                           flat_rows(write<T>(dx).view()));
+      using A = Accumulator<T>;
+      const auto dy_in = read<T>(dy), x_in = read<T>(x.unpack()),
+                 w = read<T>(w_D.value());
+      const auto dx_out = write<T>(dx);
+      const View<const T> dy_ND = flat_rows(dy_in.view()),
+                          x_ND = flat_rows(x_in.view());
+      const View<T> dx_ND = flat_rows(dx_out.view());
+      partial_PD =
+          partial_of<A>(w_D, rms_norm_parts<T>(launch(), dy_ND, x_ND, w, dx_ND),
+                        {w.view().size(0)});
+      const auto rstd = read<A>(rstd_N.unpack());
+      const auto backward = [&](const View<A>& partial) {
+        rms_norm_backward<T>(launch(), dy_ND, x_ND, w, rstd, dx_ND, partial);
+      };
+      partial_PD ? backward(write<A>(partial_PD)) : backward({});
     });
     b.add(0, std::move(dx));
   }
@@ -35,6 +58,11 @@ struct RmsNormNode : Node {
   void backward_weights(Backward& b) override {
     const Tensor& dy = b.grad();
     dispatch_float(dy.dtype(), [&]<class T>() {
+      if (const Tensor partial = std::exchange(partial_PD, {})) {
+        return rms_norm_add_parts<Accumulator<T>>(
+            launch(), read<Accumulator<T>>(partial),
+            write<Accumulator<T>>(b.accumulator(w_D)));
+      }
       rms_norm_backward_weight<T>(launch(), flat_rows(read<T>(dy).view()),
                                   flat_rows(read<T>(x.unpack()).view()),
                                   read<Accumulator<T>>(rstd_N.unpack()),
@@ -46,6 +74,7 @@ struct RmsNormNode : Node {
 struct LayerNormNode : Node {
   SavedTensor x, mean_N, rstd_N;
   ParameterUse w_D, b_D;
+  Tensor partial_P2D;
 
   void backward_inputs(Backward& b) override {
     if (!b.needs(0)) return;
@@ -53,11 +82,22 @@ struct LayerNormNode : Node {
     Tensor dx = empty_like(dy);
     dispatch_float(dy.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
-      layer_norm_backward<T>(launch(), flat_rows(read<T>(dy).view()),
-                             flat_rows(read<T>(x.unpack()).view()),
-                             read<T>(w_D.value()), read<A>(mean_N.unpack()),
-                             read<A>(rstd_N.unpack()),
-                             flat_rows(write<T>(dx).view()));
+      const auto dy_in = read<T>(dy), x_in = read<T>(x.unpack()),
+                 w = read<T>(w_D.value());
+      const auto dx_out = write<T>(dx);
+      const View<const T> dy_ND = flat_rows(dy_in.view()),
+                          x_ND = flat_rows(x_in.view());
+      const View<T> dx_ND = flat_rows(dx_out.view());
+      partial_P2D = partial_of<A>(
+          w_D, layer_norm_parts<T>(launch(), dy_ND, x_ND, w, dx_ND),
+          {2, w.view().size(0)});
+      const auto mean = read<A>(mean_N.unpack()),
+                 rstd = read<A>(rstd_N.unpack());
+      const auto backward = [&](const View<A>& partial) {
+        layer_norm_backward<T>(launch(), dy_ND, x_ND, w, mean, rstd, dx_ND,
+                               partial);
+      };
+      partial_P2D ? backward(write<A>(partial_P2D)) : backward({});
     });
     b.add(0, std::move(dx));
   }
@@ -66,6 +106,11 @@ struct LayerNormNode : Node {
     const Tensor& dy = b.grad();
     dispatch_float(dy.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
+      if (const Tensor partial = std::exchange(partial_P2D, {})) {
+        return layer_norm_add_parts<A>(launch(), read<A>(partial),
+                                       write<A>(b.accumulator(w_D)),
+                                       write<A>(b.accumulator(b_D)));
+      }
       layer_norm_backward_weight<T>(
           launch(), flat_rows(read<T>(dy).view()),
           flat_rows(read<T>(x.unpack()).view()), read<A>(mean_N.unpack()),

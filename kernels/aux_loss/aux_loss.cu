@@ -7,9 +7,11 @@
 namespace tapeline::cuda {
 namespace {
 
-// A warp has a token. Losses are sums of one cluster; gradients take many
-// blocks, each with a contiguous run of tokens.
+// A warp has a token. Losses are sums of one cluster or, where there is memory
+// for a part of each, of many blocks; gradients take many blocks, each with a
+// contiguous run of tokens.
 constexpr int kSumThreads = 1024;
+constexpr int kSumBlocks = kLossPartials / 2;
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 512;
 // As in kernels/router/scores.h.
@@ -138,10 +140,61 @@ __device__ Quotient<A> quotient(BalanceKind kind, const A* logit, const A* bias,
   return out;
 }
 
+// A block's part of a loss, sum and count: it is one of a cluster, whose first
+// block finishes, or leaves its part for mean_of_parts().
+template <class A>
+__device__ void finish_mean(double sum, int64_t count, A* loss,
+                            double* partial) {
+  if (partial != nullptr) {
+    if (threadIdx.x == 0) {
+      partial[blockIdx.x] = sum;
+      partial[kSumBlocks + blockIdx.x] = static_cast<double>(count);
+    }
+    return;
+  }
+  const double total = cluster_sum(sum);
+  const int64_t all = cluster_sum(count);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *loss = all == 0 ? A(0) : A(total / static_cast<double>(all));
+  }
+}
+constexpr int kPartThreads = 256;
+template <class A>
+__global__ void __launch_bounds__(kPartThreads)
+    mean_of_parts(int parts, const double* partial, A* loss) {
+  double sum = 0, count = 0;
+  for (int i = threadIdx.x; i < parts; i += kPartThreads) {
+    sum += partial[i];
+    count += partial[kSumBlocks + i];
+  }
+  sum = block_sum<kPartThreads>(sum);
+  count = block_sum<kPartThreads>(count);
+  if (threadIdx.x == 0) *loss = count == 0 ? A(0) : A(sum / count);
+}
+// `kernel` makes the parts of a loss over so many tokens; its last arguments
+// are loss and partial.
+template <class A, class... P>
+void launch_mean(const Launch& l, void (*kernel)(P..., A*, double*),
+                 int64_t tokens, const View<A>& loss,
+                 const View<double>& partial,
+                 const std::type_identity_t<P>&... args) {
+  if (!partial) {
+    return launch_clusters(l, kernel, dim3(kCluster), kSumThreads, 0, args...,
+                           loss.data, nullptr);
+  }
+  const auto blocks = static_cast<int>(std::clamp<int64_t>(
+      ceil_div(tokens, kSumThreads / kWarp), 1, kSumBlocks));
+  kernel<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream_of(l)>>>(
+      args..., loss.data, partial.data);
+  mean_of_parts<<<1, kPartThreads, 0, stream_of(l)>>>(blocks, partial.data,
+                                                      loss.data);
+}
+
 template <class A>
 __global__ void __launch_bounds__(kSumThreads)
     balance_forward(BalanceKind kind, Rows<const A, 2> logits, const A* bias,
-                    Rows<const int32_t, 2> counts, Tokens set, A* loss) {
+                    Rows<const int32_t, 2> counts, Tokens set, A* loss,
+                    double* partial) {
   __shared__ A f[kMaxExperts];
   constexpr int kWarps = kSumThreads / kWarp;
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
@@ -154,7 +207,7 @@ __global__ void __launch_bounds__(kSumThreads)
     ++filled;
     if (!load_fractions<kSumThreads>(counts, s, f)) continue;
     double sum = 0;
-    for (int64_t t = begin + warp; t < end; t += kCluster * kWarps) {
+    for (int64_t t = begin + warp; t < end; t += int64_t{gridDim.x} * kWarps) {
       if (!set.is_valid(t)) continue;
       const auto nothing = [](const Quotient<A>&, A, int64_t) {};
       sum += static_cast<double>(
@@ -164,10 +217,9 @@ __global__ void __launch_bounds__(kSumThreads)
     if (lane_of_thread() == 0) mine += sum / static_cast<double>(valid);
     __syncthreads();  // before f is another sequence's
   }
-  const double total = cluster_sum(block_sum<kSumThreads>(mine));
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *loss = filled == 0 ? A(0) : A(total / static_cast<double>(filled));
-  }
+  // Every block has found the same number of sequences.
+  finish_mean(block_sum<kSumThreads>(mine), blockIdx.x == 0 ? filled : 0, loss,
+              partial);
 }
 
 // The block's run of tokens.
@@ -224,12 +276,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class A>
 __global__ void __launch_bounds__(kSumThreads)
-    z_forward(Rows<const A, 2> logits, Tokens set, A* loss) {
+    z_forward(Rows<const A, 2> logits, Tokens set, A* loss, double* partial) {
   constexpr int kWarps = kSumThreads / kWarp;
   double mine = 0;
   int64_t count = 0;
   for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-       t < set.count; t += kCluster * kWarps) {
+       t < set.count; t += int64_t{gridDim.x} * kWarps) {
     if (!set.is_valid(t)) continue;
     const A z = Softmax<A>(logits.row(t), logits.size[1]).log_sum_exp();
     if (lane_of_thread() == 0) {
@@ -237,11 +289,8 @@ __global__ void __launch_bounds__(kSumThreads)
       ++count;
     }
   }
-  const double total = cluster_sum(block_sum<kSumThreads>(mine));
-  const int64_t valid = cluster_sum(block_sum<kSumThreads>(count));
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *loss = valid == 0 ? A(0) : A(total / static_cast<double>(valid));
-  }
+  const double sum = block_sum<kSumThreads>(mine);
+  finish_mean(sum, block_sum<kSumThreads>(count), loss, partial);
 }
 
 template <class A>
@@ -345,10 +394,12 @@ void count_experts(Launch l, View<const int32_t> ids, const TokenSet& set,
 template <class A>
 void balance_loss_forward(Launch l, BalanceKind kind, View<const A> logits,
                           const A* bias, View<const int32_t> counts,
-                          const TokenSet& set, View<A> loss) {
-  launch_clusters(l, balance_forward<A>, dim3(kCluster), kSumThreads, 0, kind,
-                  rows<2>(logits), bias, rows<2>(counts),
-                  tokens_of(set, logits.size(0)), loss.data);
+                          const TokenSet& set, View<A> loss,
+                          View<double> partial) {
+  launch_mean<A, BalanceKind, Rows<const A, 2>, const A*,
+              Rows<const int32_t, 2>, Tokens>(
+      l, balance_forward<A>, logits.size(0), loss, partial, kind,
+      rows<2>(logits), bias, rows<2>(counts), tokens_of(set, logits.size(0)));
   check_launch("balance_loss_forward");
 }
 
@@ -367,9 +418,10 @@ void balance_loss_backward(Launch l, double dloss, BalanceKind kind,
 
 template <class A>
 void z_loss_forward(Launch l, View<const A> logits, const TokenSet& set,
-                    View<A> loss) {
-  launch_clusters(l, z_forward<A>, dim3(kCluster), kSumThreads, 0,
-                  rows<2>(logits), tokens_of(set, logits.size(0)), loss.data);
+                    View<A> loss, View<double> partial) {
+  launch_mean<A, Rows<const A, 2>, Tokens>(l, z_forward<A>, logits.size(0),
+                                           loss, partial, rows<2>(logits),
+                                           tokens_of(set, logits.size(0)));
   check_launch("z_loss_forward");
 }
 
@@ -391,16 +443,16 @@ void update_router_bias(Launch l, View<const int64_t> counts, double rate,
   check_launch("update_router_bias");
 }
 
-#define INSTANTIATE(A)                                                   \
-  template void balance_loss_forward(Launch, BalanceKind, View<const A>, \
-                                     const A*, View<const int32_t>,      \
-                                     const TokenSet&, View<A>);          \
-  template void balance_loss_backward(                                   \
-      Launch, double, BalanceKind, View<const A>, const A*,              \
-      View<const int32_t>, const TokenSet&, View<A>);                    \
-  template void z_loss_forward(Launch, View<const A>, const TokenSet&,   \
-                               View<A>);                                 \
-  template void z_loss_backward(Launch, double, View<const A>,           \
+#define INSTANTIATE(A)                                                        \
+  template void balance_loss_forward(Launch, BalanceKind, View<const A>,      \
+                                     const A*, View<const int32_t>,           \
+                                     const TokenSet&, View<A>, View<double>); \
+  template void balance_loss_backward(                                        \
+      Launch, double, BalanceKind, View<const A>, const A*,                   \
+      View<const int32_t>, const TokenSet&, View<A>);                         \
+  template void z_loss_forward(Launch, View<const A>, const TokenSet&,        \
+                               View<A>, View<double>);                        \
+  template void z_loss_backward(Launch, double, View<const A>,                \
                                 const TokenSet&, View<A>)
 INSTANTIATE(float);
 INSTANTIATE(double);

@@ -43,12 +43,17 @@ template <class C>
 void count_experts(Launch, View<const int32_t> ids_TK, const TokenSet&,
                    View<C> counts_SE);
 
+// What a forward needs to use all of a GPU, of which it takes eight processors
+// without. The bits differ.
+inline constexpr int64_t kLossPartials = 2 * 264;
+
 // loss [1]. `bias` [E] is read by kBiasedSigmoid alone and may be empty
 // otherwise. counts [S, E] or [E].
 template <class A>
 void balance_loss_forward(Launch, BalanceKind, View<const A> logits_TE,
                           View<const A> bias_E, View<const int32_t> counts_SE,
-                          const TokenSet&, View<A> loss_1);
+                          const TokenSet&, View<A> loss_1,
+                          View<double> partial = {});
 template <class A>
 void balance_loss_backward(Launch, double dloss, BalanceKind,
                            View<const A> logits_TE, View<const A> bias_E,
@@ -58,7 +63,7 @@ void balance_loss_backward(Launch, double dloss, BalanceKind,
 // loss [1]. Sequences do not matter here.
 template <class A>
 void z_loss_forward(Launch, View<const A> logits_TE, const TokenSet&,
-                    View<A> loss_1);
+                    View<A> loss_1, View<double> partial = {});
 template <class A>
 void z_loss_backward(Launch, double dloss, View<const A> logits_TE,
                      const TokenSet&, View<A> dlogits_TE);

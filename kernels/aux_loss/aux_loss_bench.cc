@@ -15,7 +15,8 @@ struct Data {
         logits(normal<float>(tokens * experts, 1)),
         dlogits(logits.size()),
         counts(experts),
-        loss(1) {
+        loss(1),
+        partial(kLossPartials) {
     for (int64_t e = 0; e < experts; ++e) {
       counts[e] = static_cast<int32_t>(1 + e % 5);
       total += counts[e];
@@ -24,9 +25,10 @@ struct Data {
   }
   void forward(Launch l) {
     const Data& in = *this;
-    balance_loss_forward(
-        l, BalanceKind::kSigmoid, view_of(in.logits, {tokens, experts}), {},
-        view_of(in.device_counts, {experts}), {}, view_of(loss, {1}));
+    balance_loss_forward(l, BalanceKind::kSigmoid,
+                         view_of(in.logits, {tokens, experts}), {},
+                         view_of(in.device_counts, {experts}), {},
+                         view_of(loss, {1}), view_of(partial, {kLossPartials}));
   }
   void backward(Launch l) {
     const Data& in = *this;
@@ -56,6 +58,7 @@ struct Data {
   std::vector<int32_t> counts;
   Array<int32_t> device_counts;
   Array<float> loss;
+  Array<double> partial;
   double total = 0;
 };
 

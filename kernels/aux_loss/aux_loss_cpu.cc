@@ -69,6 +69,15 @@ void check_set(const Launch& l, const TokenSet& set, int64_t tokens) {
 }
 
 template <class A>
+void check_loss(const View<A>& loss, const View<double>& partial) {
+  CHECK(loss.elements() == 1 &&
+        (!partial ||
+         (partial.contiguous() && partial.elements() >= kLossPartials)))
+      << "[aux_loss] loss is " << describe(loss) << ", partial is "
+      << describe(partial);
+}
+
+template <class A>
 void check_logits(const Launch& l, const View<const A>& logits,
                   const TokenSet& set) {
   CHECK(logits.rank() == 2 && dense_rows(logits) && logits.size(1) >= 1 &&
@@ -218,16 +227,18 @@ void count_experts(Launch l, View<const int32_t> ids, const TokenSet& set,
 template <class A>
 void balance_loss_forward(Launch l, BalanceKind kind, View<const A> logits,
                           View<const A> bias, View<const int32_t> counts,
-                          const TokenSet& set, View<A> loss) {
+                          const TokenSet& set, View<A> loss,
+                          View<double> partial) {
   if (l.dry) return;
   check_logits(l, logits, set);
-  CHECK_EQ(loss.elements(), 1);
+  check_loss(loss, partial);
   const int64_t tokens = logits.size(0);
   const int experts = static_cast<int>(logits.size(1));
   const A* b = check_bias(kind, bias, experts);
   const View<const int32_t> by_s = by_sequence(counts, set, experts);
   if (kCuda && l.on_cuda()) {
-    return cuda::balance_loss_forward(l, kind, logits, b, by_s, set, loss);
+    return cuda::balance_loss_forward(l, kind, logits, b, by_s, set, loss,
+                                      partial);
   }
   const int64_t filled = sequences_with_tokens(set, tokens);
   double total = 0;
@@ -290,12 +301,12 @@ void balance_loss_backward(Launch l, double dloss, BalanceKind kind,
 
 template <class A>
 void z_loss_forward(Launch l, View<const A> logits, const TokenSet& set,
-                    View<A> loss) {
+                    View<A> loss, View<double> partial) {
   if (l.dry) return;
   check_logits(l, logits, set);
-  CHECK_EQ(loss.elements(), 1);
+  check_loss(loss, partial);
   if (kCuda && l.on_cuda()) {
-    return cuda::z_loss_forward(l, logits, set, loss);
+    return cuda::z_loss_forward(l, logits, set, loss, partial);
   }
   const int experts = static_cast<int>(logits.size(1));
   const Range all{0, logits.size(0)};
@@ -365,16 +376,16 @@ void update_router_bias(Launch l, View<const int64_t> counts, double rate,
   }
 }
 
-#define INSTANTIATE(A)                                                   \
-  template void balance_loss_forward(Launch, BalanceKind, View<const A>, \
-                                     View<const A>, View<const int32_t>, \
-                                     const TokenSet&, View<A>);          \
-  template void balance_loss_backward(                                   \
-      Launch, double, BalanceKind, View<const A>, View<const A>,         \
-      View<const int32_t>, const TokenSet&, View<A>);                    \
-  template void z_loss_forward(Launch, View<const A>, const TokenSet&,   \
-                               View<A>);                                 \
-  template void z_loss_backward(Launch, double, View<const A>,           \
+#define INSTANTIATE(A)                                                        \
+  template void balance_loss_forward(Launch, BalanceKind, View<const A>,      \
+                                     View<const A>, View<const int32_t>,      \
+                                     const TokenSet&, View<A>, View<double>); \
+  template void balance_loss_backward(                                        \
+      Launch, double, BalanceKind, View<const A>, View<const A>,              \
+      View<const int32_t>, const TokenSet&, View<A>);                         \
+  template void z_loss_forward(Launch, View<const A>, const TokenSet&,        \
+                               View<A>, View<double>);                        \
+  template void z_loss_backward(Launch, double, View<const A>,                \
                                 const TokenSet&, View<A>)
 INSTANTIATE(float);
 INSTANTIATE(double);

@@ -10,11 +10,12 @@ template <class C>
 void count_experts(Launch, View<const int32_t> ids_TK, const TokenSet&,
                    View<C> counts_SE);
 
-// bias is null unless the kind reads it.
+// partial is empty or kLossPartials. bias is null unless the kind reads it.
 template <class A>
 void balance_loss_forward(Launch, BalanceKind, View<const A> logits_TE,
                           const A* bias, View<const int32_t> counts_SE,
-                          const TokenSet&, View<A> loss_1);
+                          const TokenSet&, View<A> loss_1,
+                          View<double> partial);
 template <class A>
 void balance_loss_backward(Launch, double dloss, BalanceKind,
                            View<const A> logits_TE, const A* bias,
@@ -23,7 +24,7 @@ void balance_loss_backward(Launch, double dloss, BalanceKind,
 
 template <class A>
 void z_loss_forward(Launch, View<const A> logits_TE, const TokenSet&,
-                    View<A> loss_1);
+                    View<A> loss_1, View<double> partial);
 template <class A>
 void z_loss_backward(Launch, double dloss, View<const A> logits_TE,
                      const TokenSet&, View<A> dlogits_TE);

@@ -69,11 +69,24 @@ struct Problem {
     return view_of(counts,
                    Shape{static_cast<int64_t>(groups().size()), experts});
   }
+  // Sums in f64 that differ in their order alone.
+  template <class F>
+  static void expect_the_same_by_all_processors(const Buffer<A>& loss, F f) {
+    Buffer<A> again({1});
+    Buffer<double> partial({kLossPartials});
+    f(again.view(), partial.view());
+    EXPECT_TRUE(Close(again.in(), loss.in()));
+    EXPECT_TRUE(again.guards_intact() && partial.guards_intact());
+  }
   A balance(Launch l = launch()) const {
     Buffer<A> loss({1});
     balance_loss_forward(l, kind, logits.in(), bias_view(), counts_view(),
                          set(), loss.view());
     EXPECT_TRUE(loss.guards_intact());
+    expect_the_same_by_all_processors(loss, [&](View<A> to, View<double> part) {
+      balance_loss_forward(l, kind, logits.in(), bias_view(), counts_view(),
+                           set(), to, part);
+    });
     return loss.view()(0);
   }
   Buffer<A> balance_gradient(double dloss, Launch l = launch()) const {
@@ -86,6 +99,9 @@ struct Problem {
   A z(Launch l = launch()) const {
     Buffer<A> loss({1});
     z_loss_forward(l, logits.in(), set(), loss.view());
+    expect_the_same_by_all_processors(loss, [&](View<A> to, View<double> part) {
+      z_loss_forward(l, logits.in(), set(), to, part);
+    });
     return loss.view()(0);
   }
   Buffer<A> z_gradient(double dloss, Launch l = launch()) const {

@@ -2,6 +2,7 @@
 // grouped products with SwiGLU between them, combine; and every gradient, those
 // of the weights in fp32. Router logits are an input, as in the baseline.
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct Layer {
     row = Array<int32_t>(R);
     token = Array<int32_t>(R);
     slot = Array<int32_t>(R);
+    route_space = Array<std::byte>(
+        static_cast<int64_t>(route_workspace_bytes(a.launch, N, K, E)));
     w = Array<A>(R);
     x_R = Array<T>(R * D);
     h = Array<T>(R * 2 * F);
@@ -69,7 +72,8 @@ struct Layer {
     router_weights<A>(l, logits_NE, view_of(in.ids, {N, K}), options,
                       view_of(w, {N, K}));
     route(l, view_of(in.ids, {N, K}), view_of(offsets, {E + 1}),
-          view_of(row, {N, K}), view_of(token, {R}), view_of(slot, {R}));
+          view_of(row, {N, K}), view_of(token, {R}), view_of(slot, {R}),
+          route_space.size() > 0 ? route_space.data() : nullptr);
     dispatch_forward<T>(l, view_of(in.x, {N, D}), view_of(in.row, {N, K}),
                         view_of(x_R, {R, D}));
     const View<const int32_t> edges = view_of(in.offsets, {E + 1});
@@ -211,6 +215,7 @@ struct Layer {
   Array<T> x, up, down, x_R, h, act, y_R, y;
   Array<A> logits, w;
   Array<int32_t> ids, offsets, row, token, slot;
+  Array<std::byte> route_space;
   Array<T> dy, dy_R, dact, dh, dx_R, dx;
   Array<A> dw, dlogits, dup, ddown;
 };

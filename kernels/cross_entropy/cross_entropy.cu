@@ -69,18 +69,22 @@ __global__ void __launch_bounds__(kThreads)
   }
   const T* x = logits.row(t);
   ExpSum<T> own;
-  for (int64_t j = threadIdx.x; j < packs; j += kThreads * kPacks) {
+  // Without a condition on each, the loads of a thread go out together.
+  int64_t j = threadIdx.x;
+  for (; j + (kPacks - 1) * kThreads < packs; j += kThreads * kPacks) {
     Pack<T> v[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const int64_t at = j + p * kThreads;
-      if (at < packs) v[p] = load_pack<kWhole, kN>(x, at, n);
+      v[p] = load_pack_once<kWhole, kN>(x, j + p * kThreads, n);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const int64_t at = j + p * kThreads;
-      if (at < packs) own.add(v[p], kWhole ? 0 : at * kN, kWhole ? kN : n);
+      own.add(v[p], kWhole ? 0 : (j + p * kThreads) * kN, kWhole ? kN : n);
     }
+  }
+  for (; j < packs; j += kThreads) {
+    own.add(load_pack_once<kWhole, kN>(x, j, n), kWhole ? 0 : j * kN,
+            kWhole ? kN : n);
   }
   // Lanes with their neighbours, then warps in order.
   for (int step = 1; step < kWarp; step *= 2) {

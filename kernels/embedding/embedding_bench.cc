@@ -1,7 +1,9 @@
+#include <cstddef>
 #include <memory>
+#include <set>
+#include <vector>
 
 #include "kernels/bench/bench.h"
-#include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
 
 namespace tapeline::bench {
@@ -55,36 +57,43 @@ Run make_forward(const Arguments& a) {
               }};
 }
 
-// Each launch starts from zero, so that the last one's result is known;
-// clearing is part of the time.
+// The op alone: a table of zeros is fill()'s to make. The table's rows grow
+// with each launch; those that tokens name are read and written.
 template <class T>
 Run make_backward(const Arguments& a) {
   using A = Accumulator<T>;
   auto data = std::make_shared<Data<T>>(a);
+  auto space = std::make_shared<Array<std::byte>>(static_cast<int64_t>(
+      embedding_backward_workspace_bytes(a.launch, data->t, data->v)));
+  auto launches = std::make_shared<int64_t>(0);
+  const std::set<int32_t> named(data->ids.begin(), data->ids.end());
+  const auto rows = static_cast<double>(named.size());
   return {.launch =
-              [data, l = a.launch] {
+              [=, l = a.launch] {
                 const Data<T>& in = *data;
-                fill(l, 0.0, view_of(data->dtable, {in.v, in.d}));
+                ++*launches;
                 embedding_backward(l, view_of(in.device_ids, {in.t}),
                                    view_of(in.dy, {in.t, in.d}),
-                                   view_of(data->dtable, {in.v, in.d}));
+                                   view_of(data->dtable, {in.v, in.d}), -1,
+                                   space->size() > 0 ? space->data() : nullptr);
               },
           .cost = {.flops = 1.0 * data->t * data->d,
                    .bytes = 1.0 * data->d *
-                            (data->t * sizeof(T) + data->v * sizeof(A))},
+                            (data->t * sizeof(T) + 2 * rows * sizeof(A))},
           .verify =
-              [data](Verifier& verifier) {
+              [=](Verifier& verifier) {
                 const int64_t d = data->d;
-                for (int64_t i : sampled_rows(data->v)) {
+                const auto times = static_cast<double>(*launches);
+                for (int64_t i : sampled_rows(data->t)) {
                   std::vector<double> row(d);
                   for (int64_t t = 0; t < data->t; ++t) {
-                    if (data->ids[t] != i) continue;
+                    if (data->ids[t] != data->ids[i]) continue;
                     for (int64_t j = 0; j < d; ++j) {
-                      row[j] += double(data->dy[t * d + j]);
+                      row[j] += times * double(data->dy[t * d + j]);
                     }
                   }
-                  verifier.row(data->dtable.row(i * d, d), row,
-                               data->t / data->v + 1);
+                  verifier.row(data->dtable.row(data->ids[i] * d, d), row,
+                               *launches * (data->t / data->v + 1));
                 }
               }};
 }

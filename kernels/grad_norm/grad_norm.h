@@ -12,6 +12,8 @@
 // Bandwidth-bound: one read.
 #pragma once
 
+#include <vector>
+
 #include "kernels/kernel.h"
 
 namespace tapeline {
@@ -22,17 +24,20 @@ double squared_norm(Launch, View<const A> x);
 template <class A>
 bool all_finite(Launch, View<const A> x);
 
-// The same for a device that the host does not wait for:
-//   total[0] += squared norm of x        partial [kNormPartials] is workspace
+// The same for a device that the host does not wait for, of many tensors in few
+// launches; the bits of each do not depend on the others:
+//   each[i] = squared norm of x[i]       partial [N, kNormPartials] is
+//   workspace total[0] += each[0], each[1], ..     one after the other
 //   factor[0] = min(1, max_norm / (sqrt(squares[0]) + 1e-6)), as
 //               torch.nn.utils.clip_grad_norm_; 1 for max_norm = 0; NaN if
 //               squares is not finite: then a step is not taken (adamw.h).
-inline constexpr int64_t kNormPartials = 1024;
+inline constexpr int64_t kNormPartials = 512;
 inline constexpr double kClipEps = 1e-6;
 
 template <class A>
-void add_squared_norm(Launch, View<const A> x, View<double> partial,
-                      View<double> total_1);
+void squared_norms(Launch, const std::vector<View<const A>>& x,
+                   View<double> partial, View<double> each_N);
+void add_in_order(Launch, View<const double> each_N, View<double> total_1);
 void clip_factor(Launch, View<const double> squares_1, double max_norm,
                  View<double> factor_1);
 

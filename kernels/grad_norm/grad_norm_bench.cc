@@ -16,23 +16,25 @@ struct Data {
       : tensors(dims[0]),
         n(dims[1]),
         x(normal<float>(n, 1)),
-        partial(kNormPartials),
+        partial(tensors * kNormPartials),
+        each(tensors),
         total(1),
         factor(1) {}
   void launch(Launch l) {
     const Data& in = *this;
     fill(l, 0.0, view_of(total, {1}));
     const View<const float> rows = view_of(in.x, {tensors, n / tensors});
-    for (int64_t t = 0; t < tensors; ++t) {
-      add_squared_norm<float>(l, rows[t], view_of(partial, {kNormPartials}),
-                              view_of(total, {1}));
-    }
+    std::vector<View<const float>> gradients;
+    for (int64_t t = 0; t < tensors; ++t) gradients.push_back(rows[t]);
+    squared_norms(l, gradients, view_of(partial, {partial.size()}),
+                  view_of(each, {tensors}));
+    add_in_order(l, view_of(in.each, {tensors}), view_of(total, {1}));
     clip_factor(l, view_of(in.total, {1}), 1.0, view_of(factor, {1}));
   }
 
   int64_t tensors, n;
   Array<float> x;
-  Array<double> partial, total, factor;
+  Array<double> partial, each, total, factor;
 };
 
 Run make(const Arguments& a) {

@@ -68,18 +68,28 @@ bool all_finite(Launch l, View<const A> x) {
 }
 
 template <class A>
-void add_squared_norm(Launch l, View<const A> x, View<double> partial,
-                      View<double> total) {
+void squared_norms(Launch l, const std::vector<View<const A>>& x,
+                   View<double> partial, View<double> each) {
   if (l.dry) return;
-  check(x);
-  CHECK(partial.contiguous() && partial.elements() >= kNormPartials &&
-        total.elements() == 1)
-      << "[grad_norm] partial is " << describe(partial) << ", total is "
-      << describe(total);
-  if (kCuda && l.on_cuda()) {
-    return cuda::add_squared_norm(l, x, partial, total);
+  const auto count = static_cast<int64_t>(x.size());
+  for (const View<const A>& one : x) check(one);
+  CHECK(partial.contiguous() && partial.elements() >= count * kNormPartials &&
+        each.contiguous() && each.elements() == count)
+      << "[grad_norm] " << count << " tensors: partial is " << describe(partial)
+      << ", each is " << describe(each);
+  if (kCuda && l.on_cuda()) return cuda::squared_norms(l, x, partial, each);
+  for (int64_t i = 0; i < count; ++i) {
+    each.data[i] = squared_norm(l, x[static_cast<size_t>(i)]);
   }
-  *total.data += squared_norm(l, x);
+}
+
+void add_in_order(Launch l, View<const double> each, View<double> total) {
+  if (l.dry) return;
+  CHECK(each.contiguous() && total.elements() == 1)
+      << "[grad_norm] each is " << describe(each) << ", total is "
+      << describe(total);
+  if (kCuda && l.on_cuda()) return cuda::add_in_order(l, each, total);
+  for (int64_t i = 0; i < each.elements(); ++i) *total.data += each.data[i];
 }
 
 void clip_factor(Launch l, View<const double> squares, double max_norm,
@@ -104,9 +114,9 @@ template double squared_norm(Launch, View<const float>);
 template double squared_norm(Launch, View<const double>);
 template bool all_finite(Launch, View<const float>);
 template bool all_finite(Launch, View<const double>);
-template void add_squared_norm(Launch, View<const float>, View<double>,
-                               View<double>);
-template void add_squared_norm(Launch, View<const double>, View<double>,
-                               View<double>);
+template void squared_norms(Launch, const std::vector<View<const float>>&,
+                            View<double>, View<double>);
+template void squared_norms(Launch, const std::vector<View<const double>>&,
+                            View<double>, View<double>);
 
 }  // namespace tapeline

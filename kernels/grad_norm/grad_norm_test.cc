@@ -88,11 +88,49 @@ TEST(GradNorm, LargeAndSmallElementsDoNotOverflowOrVanish) {
 
 TEST_P(GradNormLengths, SumsStayWhereTheyAreMade) {
   const auto x = draw<float>(GetParam());
-  Buffer<double> partial({kNormPartials}), total({1});
+  Buffer<double> partial({kNormPartials}), each({1});
+  squared_norms<float>(launch(), {view(x)}, partial.view(), each.view());
+  EXPECT_EQ(each.values()[0], squared_norm(launch(), view(x)));
+  EXPECT_TRUE(partial.guards_intact() && each.guards_intact());
+}
+
+// More tensors than one launch takes, empty ones and unaligned ones among them.
+template <class A>
+void expect_the_norms_alone() {
+  const int64_t count = 300;
+  const auto x = draw<A>(700000);
+  std::vector<View<const A>> all;
+  std::vector<double> alone;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t n = i % 7 == 3 ? 0 : i % 50 == 49 ? 600000 : 17 * i;
+    all.push_back({x.data() + i % 5, Shape{n}});
+    alone.push_back(squared_norm(launch(), all.back()));
+  }
+  Buffer<double> partial({count * kNormPartials}), each({count}), total({1});
+  squared_norms(launch(), all, partial.view(), each.view());
+  EXPECT_EQ(each.values(), alone);
   total.set({0.5});
-  add_squared_norm(launch(), view(x), partial.view(), total.view());
-  EXPECT_EQ(total.values()[0], 0.5 + squared_norm(launch(), view(x)));
-  EXPECT_TRUE(partial.guards_intact() && total.guards_intact());
+  add_in_order(launch(), each.in(), total.view());
+  double expected = 0.5;
+  for (double one : alone) expected += one;
+  EXPECT_EQ(total.values()[0], expected);
+  EXPECT_TRUE(partial.guards_intact() && each.guards_intact() &&
+              total.guards_intact());
+}
+TEST(GradNorm, OfManyTensorsIsThatOfEach) {
+  expect_the_norms_alone<float>();
+  expect_the_norms_alone<double>();
+}
+
+TEST(GradNorm, SumsGoOneAfterTheOther) {
+  // 2^53 + 1 + 1 is 2^53 in this order, and more in another.
+  std::vector<double> values(2500, 1.0);
+  values[0] = 0x1p53;
+  Buffer<double> each({2500}), total({1});
+  each.set(values);
+  total.set({0.0});
+  add_in_order(launch(), each.in(), total.view());
+  EXPECT_EQ(total.values()[0], 0x1p53);
 }
 
 TEST(ClipFactor, FollowsTorch) {

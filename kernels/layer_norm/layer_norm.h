@@ -9,6 +9,12 @@
 //                    overwrites; dx may be dy
 //   backward_weight  dw += sum over rows of dy * h,  db += sum of dy,
 //                    in order of rows
+//   parts            Where P = layer_norm_parts() is not 0, backward may be
+//                    given partial [P, 2, D] to overwrite: the terms of dw and
+//                    of db, summed over P parts of the rows. add_parts does dw
+//                    and db += these, in order of the parts, and nothing reads
+//                    dy and x again. P and the order follow from shapes,
+//                    strides and alignment.
 // T in {float, bf16, double}; arithmetic in Accumulator<T>, y is rounded once.
 // The variance is that of the deviations from the mean (two passes): rows far
 // from zero keep their digits. Rows have last stride 1; the rest is dense.
@@ -28,7 +34,8 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
 template <class T>
 void layer_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
                          View<const T> w_D, View<const Accumulator<T>> mean_N,
-                         View<const Accumulator<T>> rstd_N, View<T> dx_ND);
+                         View<const Accumulator<T>> rstd_N, View<T> dx_ND,
+                         View<Accumulator<T>> partial_P2D = {});
 
 template <class T>
 void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
@@ -37,6 +44,15 @@ void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
                                 View<const Accumulator<T>> rstd_N,
                                 View<Accumulator<T>> dw_D,
                                 View<Accumulator<T>> db_D);
+
+// Of a backward of these views; may be 0.
+template <class T>
+int64_t layer_norm_parts(const Launch& l, const View<const T>& dy_ND,
+                         const View<const T>& x_ND, const View<const T>& w_D,
+                         const View<T>& dx_ND);
+template <class A>
+void layer_norm_add_parts(Launch l, View<const A> partial_P2D, View<A> dw_D,
+                          View<A> db_D);
 
 Cost layer_norm_forward_cost(int64_t n, int64_t d, int64_t element_bytes);
 Cost layer_norm_backward_cost(int64_t n, int64_t d, int64_t element_bytes);

@@ -32,9 +32,21 @@ struct Data {
   }
   void backward(Launch l) {
     const Data& in = *this;
+    using A = Accumulator<T>;
+    const View<T> dx_view = view_of(dx, {n, d});
+    const int64_t parts =
+        layer_norm_parts(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
+                         view_of(in.w, {d}), dx_view);
+    if (partial.size() != parts * 2 * d) partial = Array<A>(parts * 2 * d);
+    const View<A> partial_view = view_of(partial, {parts, 2, d});
     layer_norm_backward(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
                         view_of(in.w, {d}), view_of(in.mean, {n}),
-                        view_of(in.rstd, {n}), view_of(dx, {n, d}));
+                        view_of(in.rstd, {n}), dx_view,
+                        parts > 0 ? partial_view : View<A>());
+    if (parts > 0) {
+      return layer_norm_add_parts(l, View<const A>(partial_view),
+                                  view_of(dw, {d}), view_of(db, {d}));
+    }
     layer_norm_backward_weight(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
                                view_of(in.mean, {n}), view_of(in.rstd, {n}),
                                view_of(dw, {d}), view_of(db, {d}));
@@ -55,7 +67,7 @@ struct Data {
 
   int64_t n, d;
   Array<T> x, w, b, dy, y, dx;
-  Array<Accumulator<T>> mean, rstd, dw, db;
+  Array<Accumulator<T>> mean, rstd, dw, db, partial;
 };
 
 template <class T>

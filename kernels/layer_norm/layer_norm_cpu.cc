@@ -64,14 +64,22 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
 template <class T>
 void layer_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
                          View<const T> w_D, View<const Accumulator<T>> mean_N,
-                         View<const Accumulator<T>> rstd_N, View<T> dx_ND) {
+                         View<const Accumulator<T>> rstd_N, View<T> dx_ND,
+                         View<Accumulator<T>> partial_P2D) {
   if (l.dry) return;
   using A = Accumulator<T>;
   check("layer_norm_backward", x_ND, dy_ND, w_D.elements(), mean_N, rstd_N);
   check("layer_norm_backward", x_ND, dx_ND, w_D.elements(), mean_N, rstd_N);
+  if (partial_P2D) {
+    const int64_t parts = layer_norm_parts(l, dy_ND, x_ND, w_D, dx_ND);
+    CHECK(parts > 0 && partial_P2D.contiguous() &&
+          partial_P2D.shape == (Shape{parts, 2, x_ND.size(1)}))
+        << "[layer_norm_backward] partial is " << describe(partial_P2D)
+        << ", of " << parts << " parts";
+  }
   if (kCuda && l.on_cuda()) {
-    return cuda::layer_norm_backward(l, dy_ND, x_ND, w_D, mean_N, rstd_N,
-                                     dx_ND);
+    return cuda::layer_norm_backward(l, dy_ND, x_ND, w_D, mean_N, rstd_N, dx_ND,
+                                     partial_P2D);
   }
   const int64_t d = x_ND.size(1);
   const T* w = w_D.data;
@@ -137,12 +145,45 @@ void layer_norm_backward_weight(Launch l, View<const T> dy_ND,
       });
 }
 
+template <class T>
+int64_t layer_norm_parts(const Launch& l, const View<const T>& dy_ND,
+                         const View<const T>& x_ND, const View<const T>& w_D,
+                         const View<T>& dx_ND) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::layer_norm_parts(dy_ND, x_ND, w_D, dx_ND);
+  }
+  return 0;  // rows come from a cache the second time
+}
+
+template <class A>
+void layer_norm_add_parts(Launch l, View<const A> partial_P2D, View<A> dw_D,
+                          View<A> db_D) {
+  if (l.dry) return;
+  CHECK(partial_P2D.rank() == 3 && partial_P2D.contiguous() &&
+        partial_P2D.size(1) == 2 && dw_D.elements() == partial_P2D.size(2) &&
+        db_D.shape == dw_D.shape)
+      << "[layer_norm_add_parts] partial is " << describe(partial_P2D)
+      << ", dw is " << describe(dw_D) << ", db is " << describe(db_D);
+  if (kCuda && l.on_cuda()) {
+    return cuda::layer_norm_add_parts(l, partial_P2D, dw_D, db_D);
+  }
+  for (int64_t j = 0; j < dw_D.size(0); ++j) {
+    A dw = 0, db = 0;
+    for (int64_t p = 0; p < partial_P2D.size(0); ++p) {
+      dw += partial_P2D(p, 0, j);
+      db += partial_P2D(p, 1, j);
+    }
+    dw_D(j) += dw;
+    db_D(j) += db;
+  }
+}
+
 Cost layer_norm_forward_cost(int64_t n, int64_t d, int64_t element_bytes) {
   return {.flops = 8.0 * n * d,
           .bytes = 1.0 * element_bytes * (2 * n * d + 2 * d)};
 }
 
-// Of backward and backward_weight together.
+// Of backward and add_parts together.
 Cost layer_norm_backward_cost(int64_t n, int64_t d, int64_t element_bytes) {
   return {.flops = 16.0 * n * d,
           .bytes = 1.0 * element_bytes * (3 * n * d + d) + 8.0 * d};
@@ -154,7 +195,11 @@ Cost layer_norm_backward_cost(int64_t n, int64_t d, int64_t element_bytes) {
       View<Accumulator<T>>, View<Accumulator<T>>);                             \
   template void layer_norm_backward(Launch, View<const T>, View<const T>,      \
                                     View<const T>, View<const Accumulator<T>>, \
-                                    View<const Accumulator<T>>, View<T>);      \
+                                    View<const Accumulator<T>>, View<T>,       \
+                                    View<Accumulator<T>>);                     \
+  template int64_t layer_norm_parts(const Launch&, const View<const T>&,       \
+                                    const View<const T>&,                      \
+                                    const View<const T>&, const View<T>&);     \
   template void layer_norm_backward_weight(                                    \
       Launch, View<const T>, View<const T>, View<const Accumulator<T>>,        \
       View<const Accumulator<T>>, View<Accumulator<T>>, View<Accumulator<T>>);
@@ -162,5 +207,9 @@ TAPELINE_LAYER_NORM(float)
 TAPELINE_LAYER_NORM(bf16)
 TAPELINE_LAYER_NORM(double)
 #undef TAPELINE_LAYER_NORM
+template void layer_norm_add_parts(Launch, View<const float>, View<float>,
+                                   View<float>);
+template void layer_norm_add_parts(Launch, View<const double>, View<double>,
+                                   View<double>);
 
 }  // namespace tapeline

@@ -54,6 +54,21 @@ struct Problem {
     layer_norm_backward_weight(l, dy.in(), x.in(), mean.in(), rstd.in(),
                                dw.view(), db.view());
   }
+  // dx, dw and db, in one pass if there is one.
+  void backward_both(Launch l = launch()) {
+    using A = Accumulator<T>;
+    const int64_t parts =
+        layer_norm_parts(l, dy.in(), x.in(), w.in(), dx.view());
+    if (parts == 0) {
+      backward(l);
+      return backward_weight(l);
+    }
+    Buffer<A> partial({parts, 2, d});
+    layer_norm_backward(l, dy.in(), x.in(), w.in(), mean.in(), rstd.in(),
+                        dx.view(), partial.view());
+    layer_norm_add_parts(l, partial.in(), dw.view(), db.view());
+    EXPECT_TRUE(partial.guards_intact());
+  }
 
   int64_t n, d;
   float eps;
@@ -72,37 +87,50 @@ TYPED_TEST(LayerNorm, AgreesWithItsDefinition) {
     for (int64_t i = 0; i < c.n; ++i) {
       const double* xi = &x[i * c.d];
       const double* dyi = &dy[i * c.d];
-      double mean = 0, variance = 0, g = 0, gh = 0;
-      for (int64_t j = 0; j < c.d; ++j) mean += xi[j] / c.d;
+      // What is summed over a row is wider than the widest T.
+      long double mean = 0, variance = 0, g = 0, gh = 0;
+      for (int64_t j = 0; j < c.d; ++j) mean += xi[j];
+      mean /= static_cast<long double>(c.d);
       for (int64_t j = 0; j < c.d; ++j) {
         variance += (xi[j] - mean) * (xi[j] - mean) / c.d;
       }
-      const double r = 1 / std::sqrt(variance + c.eps);
+      const long double r = 1 / std::sqrt(variance + c.eps);
       for (int64_t j = 0; j < c.d; ++j) {
         g += dyi[j] * w[j] / c.d;
         gh += dyi[j] * w[j] * (xi[j] - mean) * r / c.d;
       }
       for (int64_t j = 0; j < c.d; ++j) {
-        const double h = (xi[j] - mean) * r;
-        y.push_back(h * w[j] + b[j]);
-        dx.push_back(r * (dyi[j] * w[j] - g - h * gh));
-        dw[j] += dyi[j] * h;
+        const long double h = (xi[j] - mean) * r;
+        y.push_back(static_cast<double>(h * w[j] + b[j]));
+        dx.push_back(static_cast<double>(r * (dyi[j] * w[j] - g - h * gh)));
+        dw[j] += static_cast<double>(dyi[j] * h);
         db[j] += dyi[j];
       }
     }
     p.forward();
-    p.backward();
-    p.backward_weight();
+    const std::vector<double> dw_before = p.dw.values(),
+                              db_before = p.db.values();
     const Shape rows{c.n, c.d};
     const Tolerance over_columns = {.sum_length = c.d};
     const Tolerance over_rows = {.sum_length = c.n + c.d};
     EXPECT_TRUE(Close(p.y.in(), view_of(y, rows), over_columns));
-    EXPECT_TRUE(Close(p.dx.in(), view_of(dx, rows), over_columns));
-    EXPECT_TRUE(Close(p.dw.in(), view_of(dw, {c.d}), over_rows));
-    EXPECT_TRUE(Close(p.db.in(), view_of(db, {c.d}), over_rows));
-    EXPECT_TRUE(p.y.guards_intact() && p.dx.guards_intact());
+    const auto expect_gradients = [&] {
+      EXPECT_TRUE(Close(p.dx.in(), view_of(dx, rows), over_columns));
+      EXPECT_TRUE(Close(p.dw.in(), view_of(dw, {c.d}), over_rows));
+      EXPECT_TRUE(Close(p.db.in(), view_of(db, {c.d}), over_rows));
+      EXPECT_TRUE(p.dx.guards_intact());
+      EXPECT_TRUE(p.dw.guards_intact() && p.db.guards_intact());
+    };
+    p.backward();
+    p.backward_weight();
+    expect_gradients();
+    p.dx.poison();
+    p.dw.set(dw_before);
+    p.db.set(db_before);
+    p.backward_both();
+    expect_gradients();
+    EXPECT_TRUE(p.y.guards_intact());
     EXPECT_TRUE(p.mean.guards_intact() && p.rstd.guards_intact());
-    EXPECT_TRUE(p.dw.guards_intact() && p.db.guards_intact());
   }
 }
 

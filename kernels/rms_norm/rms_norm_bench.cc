@@ -2,7 +2,6 @@
 #include <memory>
 
 #include "kernels/bench/bench.h"
-#include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace tapeline::bench {
@@ -30,9 +29,21 @@ struct Data {
   void backward(Launch l) {
     const Data& in = *this;
     ++launches;
+    const View<T> dx_view = view_of(dx, {n, d});
+    const int64_t parts =
+        rms_norm_parts(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
+                       view_of(in.w, {d}), dx_view);
+    if (partial.size() != parts * d) {
+      partial = Array<Accumulator<T>>(parts * d);
+    }
+    const View<Accumulator<T>> partial_view = view_of(partial, {parts, d});
     rms_norm_backward(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
-                      view_of(in.w, {d}), view_of(in.rstd, {n}),
-                      view_of(dx, {n, d}));
+                      view_of(in.w, {d}), view_of(in.rstd, {n}), dx_view,
+                      parts > 0 ? partial_view : View<Accumulator<T>>());
+    if (parts > 0) {
+      return rms_norm_add_parts(l, View<const Accumulator<T>>(partial_view),
+                                view_of(dw, {d}));
+    }
     rms_norm_backward_weight(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
                              view_of(in.rstd, {n}), view_of(dw, {d}));
   }
@@ -50,7 +61,7 @@ struct Data {
   int64_t n, d;
   int64_t launches = 0;  // dw grows with each
   Array<T> x, w, dy, y, dx;
-  Array<Accumulator<T>> rstd, dw;
+  Array<Accumulator<T>> rstd, dw, partial;
 };
 
 template <class T>
@@ -73,8 +84,7 @@ Run make_forward(const Arguments& a) {
               }};
 }
 
-// The residual's sum and its norm, in two launches; the bytes are those of one
-// that would read x and the residual once and write both.
+// The residual's sum and its norm.
 template <class T>
 Run make_add_norm(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a);
@@ -83,11 +93,10 @@ Run make_add_norm(const Arguments& a) {
               [data, sum, l = a.launch] {
                 const Data<T>& in = *data;
                 const int64_t n = in.n, d = in.d;
-                add(l, view_of(in.x, {n, d}), view_of(in.dy, {n, d}),
-                    view_of(*sum, {n, d}));
-                rms_norm_forward(
-                    l, View<const T>(view_of(*sum, {n, d})), view_of(in.w, {d}),
-                    kEps, view_of(data->y, {n, d}), view_of(data->rstd, {n}));
+                add_rms_norm_forward(
+                    l, view_of(in.x, {n, d}), view_of(in.dy, {n, d}),
+                    view_of(in.w, {d}), kEps, view_of(*sum, {n, d}),
+                    view_of(data->y, {n, d}), view_of(data->rstd, {n}));
               },
           .cost = {.bytes = 4.0 * data->n * data->d * sizeof(T)},
           .verify =

@@ -26,6 +26,15 @@ inline std::vector<RmsNormCase> rms_norm_cases() {
       {9, 64, 0, 1e-6f},
       {9, 64, 0, 1e-5f, 1e-3f},
       {300, 20, 12},
+      // Rows of whole packs, of every length that is walked in its own way.
+      {1100, 64, 8},
+      {200, 256},
+      {70, 512, 16},
+      {40, 1024},
+      {1100, 2048, 8},
+      {23, 4096},
+      {5, 6144},
+      {3, 16392},
   };
 }
 

@@ -12,11 +12,23 @@ void rms_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
 template <class T>
 void rms_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
                        View<const T> w_D, View<const Accumulator<T>> rstd_N,
-                       View<T> dx_ND);
+                       View<T> dx_ND, View<Accumulator<T>> partial_PD);
 
 template <class T>
 void rms_norm_backward_weight(Launch l, View<const T> dy_ND, View<const T> x_ND,
                               View<const Accumulator<T>> rstd_N,
                               View<Accumulator<T>> dw_D);
+
+template <class T>
+void add_rms_norm_forward(Launch l, View<const T> x_ND,
+                          View<const T> residual_ND, View<const T> w_D,
+                          float eps, View<T> sum_ND, View<T> y_ND,
+                          View<Accumulator<T>> rstd_N);
+
+template <class T>
+int64_t rms_norm_parts(const View<const T>& dy_ND, const View<const T>& x_ND,
+                       const View<const T>& w_D, const View<T>& dx_ND);
+template <class A>
+void rms_norm_add_parts(Launch l, View<const A> partial_PD, View<A> dw_D);
 
 }  // namespace tapeline::cuda

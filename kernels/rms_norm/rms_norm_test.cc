@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "gtest/gtest.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm_cases.h"
 #include "tests/support/buffer.h"
 #include "tests/support/cases.h"
@@ -46,6 +47,20 @@ struct Problem {
   void backward_weight(Launch l = launch()) {
     rms_norm_backward_weight(l, dy.in(), x.in(), rstd.in(), dw.view());
   }
+  // dx and dw, in one pass if there is one.
+  void backward_both(Launch l = launch()) {
+    using A = Accumulator<T>;
+    const int64_t parts = rms_norm_parts(l, dy.in(), x.in(), w.in(), dx.view());
+    if (parts == 0) {
+      backward(l);
+      return backward_weight(l);
+    }
+    Buffer<A> partial({parts, d});
+    rms_norm_backward(l, dy.in(), x.in(), w.in(), rstd.in(), dx.view(),
+                      partial.view());
+    rms_norm_add_parts(l, partial.in(), dw.view());
+    EXPECT_TRUE(partial.guards_intact());
+  }
 
   int64_t n, d;
   float eps;
@@ -80,16 +95,24 @@ TYPED_TEST(RmsNorm, AgreesWithItsDefinition) {
       }
     }
     p.forward();
-    p.backward();
-    p.backward_weight();
     const Shape rows{c.n, c.d};
     EXPECT_TRUE(Close(p.y.in(), view_of(y, rows), {.sum_length = c.d}));
     EXPECT_TRUE(Close(p.rstd.in(), view_of(rstd, {c.n}), {.sum_length = c.d}));
-    EXPECT_TRUE(Close(p.dx.in(), view_of(dx, rows), {.sum_length = c.d}));
-    EXPECT_TRUE(
-        Close(p.dw.in(), view_of(dw, {c.d}), {.sum_length = c.n + c.d}));
-    EXPECT_TRUE(p.y.guards_intact() && p.dx.guards_intact());
-    EXPECT_TRUE(p.rstd.guards_intact() && p.dw.guards_intact());
+    const std::vector<double> dw_before = p.dw.values();
+    const auto expect_gradients = [&] {
+      EXPECT_TRUE(Close(p.dx.in(), view_of(dx, rows), {.sum_length = c.d}));
+      EXPECT_TRUE(
+          Close(p.dw.in(), view_of(dw, {c.d}), {.sum_length = c.n + c.d}));
+      EXPECT_TRUE(p.dx.guards_intact() && p.dw.guards_intact());
+    };
+    p.backward();
+    p.backward_weight();
+    expect_gradients();
+    p.dx.poison();
+    p.dw.set(dw_before);
+    p.backward_both();
+    expect_gradients();
+    EXPECT_TRUE(p.y.guards_intact() && p.rstd.guards_intact());
   }
 }
 
@@ -132,6 +155,59 @@ TEST(RmsNormGradient, IsThatOfForward) {
   p.backward_weight();
   EXPECT_TRUE(Close(p.dx.in(), view_of(dx, {3, 17})));
   EXPECT_TRUE(Close(p.dw.in(), view_of(dw, {17})));
+}
+
+// The residual's sum and its norm in one pass, and in two.
+TYPED_TEST(RmsNorm, OfASumIsAddAndNorm) {
+  using T = TypeParam;
+  for (const RmsNormCase& c : each(rms_norm_cases())) {
+    Problem<T> p(c);
+    SCOPED_TRACE(describe(p.x.in()));
+    const Shape rows{c.n, c.d};
+    Buffer<T> sum(rows, c.gap), twice(rows, c.gap), y(rows, c.gap);
+    Buffer<Accumulator<T>> rstd({c.n});
+    add_rms_norm_forward(launch(), p.x.in(), p.dy.in(), p.w.in(), p.eps,
+                         sum.view(), y.view(), rstd.view());
+    add(launch(), p.x.in(), p.dy.in(), twice.view());
+    rms_norm_forward(launch(), twice.in(), p.w.in(), p.eps, p.y.view(),
+                     p.rstd.view());
+    EXPECT_TRUE(Bitwise(sum.in(), twice.in()));
+    EXPECT_TRUE(Bitwise(y.in(), p.y.in()));
+    EXPECT_TRUE(Bitwise(rstd.in(), p.rstd.in()));
+    EXPECT_TRUE(sum.guards_intact() && y.guards_intact());
+    EXPECT_TRUE(rstd.guards_intact());
+  }
+}
+
+TYPED_TEST(RmsNorm, PartsAddUp) {
+  using A = Accumulator<TypeParam>;
+  Buffer<A> partial({3, 40}), dw({40});
+  partial.normal(1);
+  dw.normal(2);
+  std::vector<double> expected = dw.values();
+  for (int i = 0; i < 3 * 40; ++i) expected[i % 40] += partial.values()[i];
+  rms_norm_add_parts(launch(), partial.in(), dw.view());
+  EXPECT_TRUE(Close(dw.in(), view_of(expected, {40}), {.sum_length = 4}));
+  EXPECT_TRUE(dw.guards_intact());
+}
+
+TYPED_TEST(RmsNorm, DxMayBeDyInOnePass) {
+  using A = Accumulator<TypeParam>;
+  Problem<TypeParam> p({.n = 90, .d = 64});
+  p.forward();
+  const View<TypeParam> in_place = p.dy.view();
+  const int64_t parts =
+      rms_norm_parts(launch(), p.dy.in(), p.x.in(), p.w.in(), in_place);
+  if (parts == 0) return;  // two passes, as below
+  p.backward_both();
+  const std::vector<double> dw = p.dw.values();
+  p.dw.normal(4);
+  Buffer<A> partial({parts, 64});
+  rms_norm_backward(launch(), p.dy.in(), p.x.in(), p.w.in(), p.rstd.in(),
+                    in_place, partial.view());
+  rms_norm_add_parts(launch(), partial.in(), p.dw.view());
+  EXPECT_TRUE(Bitwise(p.dy.in(), p.dx.in()));
+  EXPECT_EQ(p.dw.values(), dw);
 }
 
 TYPED_TEST(RmsNorm, DxMayBeDy) {

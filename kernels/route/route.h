@@ -8,10 +8,13 @@
 // Rows are ordered by expert, then token, then slot: a stable counting sort, so
 // the order never depends on threads or on the other experts' load.
 // R, the capacity, is at least the number of ids that are not -1 (CHECK). All
-// int32; everything is overwritten; no workspace. One pass to count and one to
-// place, on the calling thread: the copies that follow move 1000 times more.
+// int32; everything is overwritten. One pass to count and one to place, on the
+// calling thread: the copies that follow move 1000 times more. `workspace` is
+// aligned to 16 bytes; without one, a GPU counts in the shared memory of eight
+// of its processors alone.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/kernel.h"
@@ -19,6 +22,10 @@
 namespace tapeline {
 
 void route(Launch, View<const int32_t> ids_TK, View<int32_t> offsets_E1,
-           View<int32_t> row_TK, View<int32_t> token_R, View<int32_t> slot_R);
+           View<int32_t> row_TK, View<int32_t> token_R, View<int32_t> slot_R,
+           std::byte* workspace = nullptr);
+// May be 0.
+size_t route_workspace_bytes(const Launch& l, int64_t tokens, int64_t top_k,
+                             int64_t experts);
 
 }  // namespace tapeline

@@ -47,6 +47,8 @@ inline const std::vector<RouteCase>& route_cases() {
       {"all_unrouted", 10, 2, 4, 6, Load::kAllUnrouted},
       {"same_expert_twice", 12, 3, 4, 2, Load::kSameTwice},
       {"many_experts", 200, 8, 256, 13, Load::kRandom},
+      {"several_groups", 1500, 6, 61, 100, Load::kSomeUnrouted},
+      {"groups_of_one", 3000, 2, 300, 0, Load::kSameTwice},
   };
   return cases;
 }

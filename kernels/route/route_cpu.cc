@@ -7,8 +7,17 @@
 
 namespace tapeline {
 
+size_t route_workspace_bytes(const Launch& l, int64_t tokens, int64_t top_k,
+                             int64_t experts) {
+  if (kCuda && l.on_cuda()) {
+    return cuda::route_workspace_bytes(tokens * top_k, experts);
+  }
+  return 0;
+}
+
 void route(Launch l, View<const int32_t> ids, View<int32_t> offsets,
-           View<int32_t> row, View<int32_t> token, View<int32_t> slot) {
+           View<int32_t> row, View<int32_t> token, View<int32_t> slot,
+           std::byte* workspace) {
   if (l.dry) return;
   CHECK(ids.rank() == 2 && row.shape == ids.shape)
       << "[route] shapes: row is " << describe(row) << ", ids are "
@@ -21,7 +30,12 @@ void route(Launch l, View<const int32_t> ids, View<int32_t> offsets,
       << describe(slot);
   CHECK_LE(ids.elements(), std::numeric_limits<int32_t>::max());
   if (kCuda && l.on_cuda()) {
-    return cuda::route(l, ids, offsets, row, token, slot);
+    const bool groups =
+        workspace != nullptr &&
+        cuda::route_workspace_bytes(ids.elements(), offsets.size(0) - 1) > 0;
+    return groups ? cuda::route_groups(l, ids, offsets, row, token, slot,
+                                       workspace)
+                  : cuda::route(l, ids, offsets, row, token, slot);
   }
   const int64_t tokens = ids.size(0), top_k = ids.size(1);
   const int64_t experts = offsets.size(0) - 1, capacity = token.size(0);

@@ -15,11 +15,20 @@ struct Tables {
 };
 
 Tables run_route(const std::vector<int32_t>& ids, int64_t tokens, int64_t top_k,
-                 int64_t experts, int64_t capacity, Launch l = launch()) {
+                 int64_t experts, int64_t capacity, bool with_space = false,
+                 Launch l = launch()) {
   Buffer<int32_t> in({tokens, top_k}, /*gap=*/3), row({tokens, top_k}, 2);
   Buffer<int32_t> offsets({experts + 1}), token({capacity}), slot({capacity});
   in.set(std::vector<double>(ids.begin(), ids.end()));
-  route(l, in.view(), offsets.view(), row.view(), token.view(), slot.view());
+  Buffer<int64_t> space({ceil_div(
+      static_cast<int64_t>(route_workspace_bytes(l, tokens, top_k, experts)),
+      sizeof(int64_t))});
+  const View<int64_t> bytes = space.view();
+  route(l, in.view(), offsets.view(), row.view(), token.view(), slot.view(),
+        with_space && bytes.elements() > 0
+            ? reinterpret_cast<std::byte*>(bytes.data)
+            : nullptr);
+  EXPECT_TRUE(space.guards_intact());
   for (const auto* out : {&offsets, &row, &token, &slot}) {
     EXPECT_TRUE(out->guards_intact());
   }
@@ -37,12 +46,15 @@ INSTANTIATE_TEST_SUITE_P(, RouteCases, testing::ValuesIn(route_cases()),
 TEST_P(RouteCases, RowsAreOrderedByExpertThenTokenThenSlot) {
   const RouteCase& c = GetParam();
   const RouteTables expected = tables_of(c);
-  const Tables got =
-      run_route(expected.ids, c.tokens, c.top_k, c.experts, expected.capacity);
-  EXPECT_EQ(got.offsets, as_double(expected.offsets));
-  EXPECT_EQ(got.row, as_double(expected.row));
-  EXPECT_EQ(got.token, as_double(expected.token));
-  EXPECT_EQ(got.slot, as_double(expected.slot));
+  for (bool with_space : {false, true}) {
+    SCOPED_TRACE(with_space);
+    const Tables got = run_route(expected.ids, c.tokens, c.top_k, c.experts,
+                                 expected.capacity, with_space);
+    EXPECT_EQ(got.offsets, as_double(expected.offsets));
+    EXPECT_EQ(got.row, as_double(expected.row));
+    EXPECT_EQ(got.token, as_double(expected.token));
+    EXPECT_EQ(got.slot, as_double(expected.slot));
+  }
 }
 
 TEST(Route, SmallExampleByHand) {
@@ -57,14 +69,14 @@ TEST(Route, SmallExampleByHand) {
 // On the CPU: elsewhere the host cannot read ids.
 TEST(RouteDeath, IdsOutsideOfTheExpertsAreErrors) {
   Threads cpu(1);
-  EXPECT_DEATH(run_route({0, 4}, 1, 2, 4, 2, cpu),
+  EXPECT_DEATH(run_route({0, 4}, 1, 2, 4, 2, false, cpu),
                "expert id 4 of 4 at token 0");
-  EXPECT_DEATH(run_route({0, -2}, 1, 2, 4, 2, cpu), "expert id -2 of 4");
+  EXPECT_DEATH(run_route({0, -2}, 1, 2, 4, 2, false, cpu), "expert id -2 of 4");
 }
 
 TEST(RouteDeath, RowsBeyondTheCapacityAreAnError) {
   Threads cpu(1);
-  EXPECT_DEATH(run_route({0, 1, 2, 3}, 2, 2, 4, 3, cpu),
+  EXPECT_DEATH(run_route({0, 1, 2, 3}, 2, 2, 4, 3, false, cpu),
                "do not fit the capacity");
 }
 

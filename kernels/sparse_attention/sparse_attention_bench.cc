@@ -37,6 +37,8 @@ struct Attention {
       std::sort(ids.begin() + t * K, ids.begin() + t * K + selected);
     }
     device_ids = bench::Array<int32_t>(ids);
+    invert_space = bench::Array<std::byte>(static_cast<int64_t>(
+        invert_ids_workspace_bytes(launch(), {device_ids.data(), {N, K}}, S)));
     if (!gradient) return;
     dout = bench::normal<T>(o.size(), 3);
     dq = bench::Array<T>(q.size());
@@ -52,7 +54,8 @@ struct Attention {
     const View<const int32_t> ids_view(device_ids.data(), {N, K});
     if (pass == Pass::kInvert) {
       invert_ids(l, ids_view, view_of(offsets, {S + 1}),
-                 view_of(entries, {N * K}));
+                 view_of(entries, {N * K}),
+                 invert_space.size() > 0 ? invert_space.data() : nullptr);
     } else if (pass == Pass::kForward) {
       sparse_attention_forward<T>(l, q_view, kv_view, ids_view, scale(),
                                   view_of(o, {N, H, V}), view_of(lse, {N, H}));
@@ -137,7 +140,7 @@ struct Attention {
   bench::Array<Accumulator<T>> lse;
   std::vector<int32_t> ids;
   bench::Array<int32_t> device_ids, offsets, entries;
-  bench::Array<std::byte> workspace;
+  bench::Array<std::byte> workspace, invert_space;
 };
 
 template <Pass kPass>

@@ -5,12 +5,18 @@
     python3 tools/results/tables.py benchmark FILE.json    # Google Benchmark
     python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
     python3 tools/results/tables.py passes FILE.jsonl      # tapeline bench
-    python3 tools/results/tables.py kernels FILE.jsonl     # bench --json
+    python3 tools/results/tables.py misses FILE.jsonl      # what has to be profiled
+    python3 tools/results/tables.py kernels FILE.jsonl [PROFILES.jsonl]
 
 The last one prints a whole page, of rows of `bench --json --baseline=..` and, if
-they are there, of tools/gpu/anchors.py.
+they are there, of tools/gpu/anchors.py; and of what bounds each row that misses
+its goal, of lines of `tools/profile --json`:
+
+    python3 tools/results/tables.py misses FILE.jsonl |
+      while read op shape; do tools/profile --json $op $shape; done > PROFILES.jsonl
 """
 import json
+import os
 import sys
 
 
@@ -104,8 +110,47 @@ def judge(row):
     return f"{bound:g} {kind}", f"{value:.2f}", value < bound
 
 
-def kernels(path):
+def misses(path):
+    for row in map(json.loads, open(path)):
+        if row["impl"] == "tapeline" and judge(row)[2]:
+            print(row["op"], "x".join(str(n) for n in row["shape"].values()))
+
+
+# What a warp waits for, in words.
+STALLS = {
+    "long_scoreboard": "memory", "short_scoreboard": "shared memory or special functions", "barrier": "its block",
+    "membar": "a fence", "math_pipe_throttle": "arithmetic units", "mio_throttle": "the queue to shared memory",
+    "lg_throttle": "the queue to memory", "wait": "an instruction of its own", "no_instruction": "instructions",
+    "drain": "its stores", "gmma": "tensor cores", "branch_resolving": "a branch", "dispatch_stall": "dispatch",
+}
+
+
+# What no profile says.
+NOTES = {
+    "cross_entropy_fwdbwd": "the count is of one read and one write of the logits, and two kernels read them twice, so 0.67 is the "
+    "most; one pass would need a token's weight in the loss before backward, and a row (300 KB) in the shared memory of a cluster",
+}
+
+
+def why(row, profiles):
+    """A sentence for a row that misses: what its kernels' profiles show, the longest first."""
+    shape = "x".join(str(n) for n in row["shape"].values())
+    kernels = sorted((p for p in profiles if (p["op"], p["shape"]) == (row["op"], shape)),
+                     key=lambda p: p["us"] or 0, reverse=True)
+    note = [NOTES[row["op"]]] if row["op"] in NOTES else []
+
+    def one(p):
+        wait = STALLS.get(p["stall"], p["stall"])
+        return (f"`{p['kernel'].split('<')[0]}` {p['us']:.1f} us alone: DRAM "
+                f"{p['dram_pct']:.0f} %, L2 {p['l2_pct']:.0f} %, processors {p['sm_pct']:.0f} %, warps "
+                f"{p['occupancy_pct']:.0f} %, which wait most for {wait} ({p['stall_pct']:.0f} %)")
+
+    return "; ".join(note + [one(p) for p in kernels]) or "not profiled"
+
+
+def kernels(path, profile_path=None):
     rows = [json.loads(line) for line in open(path)]
+    profiles = [json.loads(line) for line in open(profile_path)] if profile_path else []
     ours = [r for r in rows if r["impl"] == "tapeline"]
     anchors = [r for r in rows if r["impl"] != "tapeline"]
     if not ours:
@@ -143,6 +188,12 @@ def kernels(path):
         wrong = "" if r["verified"] else " **wrong**"
         print(f"| {r['op']}{wrong} | {shape(r)} | {r['us']:.1f} | {rate} | {gbps} | {share} | {base} | {goal} "
               f"| {reached} | {'misses' if miss else ''} |")
+    if missing:
+        how = (f", by Nsight Compute on one warmed launch with cold caches, at the base clock "
+               f"(`{os.path.basename(profile_path)}` by `tools/profile --json`)" if profile_path else "")
+        print(f"\nWhat bounds each miss{how}:\n")
+        for r in missing:
+            print(f"- {r['op']} ({shape(r)}): {why(r, profiles)}.")
     if anchors:
         print("\nThe baseline's times are of another day; three of them, measured again beside these:"
               "\n\n| op | by | shape | us | then | ratio | within 3 % |\n|---|---|---|---|---|---|---|")
@@ -182,4 +233,4 @@ def passes(path):
 
 
 {"training": training, "passes": passes, "benchmark": benchmark, "memory": memory,
- "kernels": kernels}[sys.argv[1]](sys.argv[2])
+ "kernels": kernels, "misses": misses}[sys.argv[1]](*sys.argv[2:])
