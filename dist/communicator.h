@@ -17,13 +17,16 @@
 // A communicator is used by its rank's thread alone.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "runtime/device_marks.h"
 #include "runtime/tensor.h"
 
 namespace tapeline {
@@ -47,6 +50,12 @@ struct Envelope {
 struct Collective {
   std::string name;
   std::vector<int> ranks;  // ascending
+};
+
+// When a message was under way: both ends were ready for it, until all of it
+// was there.
+struct Travel {
+  size_t begin = 0, end = 0;  // marks
 };
 
 class Communicator {
@@ -73,6 +82,12 @@ class Communicator {
                                                    absl::Duration timeout) = 0;
   // Whether wait() would return at once.
   virtual bool done(Ticket ticket) = 0;
+
+  // Where messages move while the host does something else: marks when those
+  // that are asked for from now on were under way; null: no longer.
+  virtual void time_messages(DeviceMarks* /*marks*/) {}
+  // Of the message that wait() gave last, if it was timed.
+  virtual std::optional<Travel> travel() const { return {}; }
 
   // x := the sum of all members' x, added in the order of ranks. f32, f64, i64.
   virtual absl::Status all_reduce(const Collective& collective, const Tensor& x,

@@ -1,13 +1,16 @@
 #include "dist/nccl_communicator.h"
 
 #include <cuda_runtime.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -17,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "dist/message_gates.h"
 #include "dist/nccl_library.h"
 #include "dist/tcp_store.h"
 #include "kernels/elementwise/elementwise.h"
@@ -31,11 +35,24 @@ namespace {
 
 constexpr absl::Duration kStoreTimeout = absl::Seconds(2);
 constexpr absl::Duration kLook = absl::Milliseconds(100);
-constexpr size_t kReported = 8;  // last operations
+// Between looks at what is ready: short against a pass, long against asking.
+constexpr absl::Duration kPause = absl::Microseconds(20);
+constexpr absl::Duration kGrace = absl::Seconds(8);  // last_resort
+constexpr size_t kReported = 8;                      // last operations
 
 // Errors of a device are sticky: whoever meets one stops.
 void cuda_check(cudaError_t error) {
   CHECK(error == cudaSuccess) << "[nccl] " << cudaGetErrorString(error);
+}
+
+struct Operation;
+
+bool reached(cudaEvent_t event) {
+  const cudaError_t state = cudaEventQuery(event);
+  if (state == cudaSuccess) return true;
+  // It counts as an error, for the next who asks.
+  if (state == cudaErrorNotReady) cudaGetLastError();
+  return false;
 }
 
 // An NCCL communicator and the stream that its operations are queued on.
@@ -43,16 +60,32 @@ struct Line {
   NcclComm* comm = nullptr;
   int ranks = 0, rank = 0;  // in it
   std::unique_ptr<CudaStream> stream;
+  // Of a line of messages: where those wait for what makes or frees their
+  // bytes, and others for them. Messages themselves wait for nothing on the
+  // device: the next one's wait would hold up this one.
+  std::unique_ptr<CudaStream> gate;
+  // Its number among routes, messages so far, and those that have not begun, in
+  // order.
+  int route = -1;
+  uint32_t count = 0;
+  std::deque<Operation*> waiting;
 };
 
-// Something queued, until the device has done it.
+// A message, or something queued with nobody to wait for it.
 struct Operation {
   std::string what;
-  absl::Time queued;
-  cudaEvent_t done = nullptr;
   std::vector<Tensor> parts;
-  bool receives = false;
+  cudaEvent_t done = nullptr;  // recorded when it has begun
+  absl::Time begun;
+  // Of a message.
+  Line* line = nullptr;
+  std::vector<std::byte*> bytes;
+  cudaEvent_t ready = nullptr;  // its bytes, or their place
+  uint32_t number = 0;          // of the line's, from 1 on
+  bool receives = false, told = false, has_begun = false;
   int slot = -1;
+  DeviceMarks* marks = nullptr;
+  Travel travel;
 };
 
 class NcclCommunicator : public Communicator {
@@ -64,6 +97,7 @@ class NcclCommunicator : public Communicator {
   }
 
   ~NcclCommunicator() override {
+    stop_moving();
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -74,8 +108,16 @@ class NcclCommunicator : public Communicator {
       if (ended_.ok()) cuda_check(cudaStreamSynchronize(stream_of(line)));
     }
     abort_lines();
-    for (auto& [ticket, operation] : operations_) recycle(operation);
+    for (auto& [ticket, operation] : operations_) give_back(operation);
+    for (Operation& operation : unfinished_) recycle(operation);
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+    // Tensors and free blocks that messages went through name these streams as
+    // long as the device lives.
+    static auto& streams = *new std::vector<std::unique_ptr<CudaStream>>();
+    for (auto& [key, line] : lines_) {
+      streams.push_back(std::move(line.stream));
+      if (line.gate) streams.push_back(std::move(line.gate));
+    }
   }
 
   absl::Status connect() {
@@ -89,17 +131,28 @@ class NcclCommunicator : public Communicator {
     ASSIGN_OR_RETURN(teller_,
                      TcpStore::connect(launch_.master, launch_.store_port,
                                        options_.connect_timeout));
-    int number = 0;
+    ASSIGN_OR_RETURN(
+        gates_, MessageGates::make(static_cast<int>(options_.routes.size()),
+                                   launch_, options_.connect_timeout));
+    int number = 0, route = 0;
     for (const std::vector<int>& group : options_.groups) {
       RETURN_IF_ERROR(add_line(number++, group, {-1, -1, group_key(group)}));
     }
     for (const NcclRoute& r : options_.routes) {
       std::vector<int> pair = {r.from, r.to};
       std::sort(pair.begin(), pair.end());
-      RETURN_IF_ERROR(
-          add_line(number++, pair, {r.from, r.to, absl::StrCat(r.channel)}));
+      const Key key = {r.from, r.to, absl::StrCat(r.channel)};
+      RETURN_IF_ERROR(add_line(number++, pair, key));
+      if (const auto line = lines_.find(key); line != lines_.end()) {
+        line->second.route = route;
+        line->second.gate = std::make_unique<CudaStream>(
+            absl::StrCat("gate/", route), Marks::kAtOnce);
+        lines_with_messages_.push_back(&line->second);
+      }
+      ++route;
     }
     watching_ = std::thread([this] { watch(); });
+    moving_ = std::thread([this] { move_messages(); });
     // Once each, in the same order: nothing is set up later.
     for (const std::vector<int>& group : options_.groups) {
       if (!belongs(group)) continue;
@@ -149,12 +202,6 @@ class NcclCommunicator : public Communicator {
       CHECK(x.contiguous() && x.dtype() == specs[i].dtype &&
             x.shape() == specs[i].shape)
           << "[send] " << x << " is no contiguous " << to_string({specs[i]});
-      const std::byte* bytes = address(x, *line, /*write=*/false);
-      const NcclResult result =
-          nccl_.send(bytes, static_cast<size_t>(x.bytes()), kNcclBytes,
-                     1 - line->rank, line->comm, stream_of(*line));
-      x.storage()->release(*line->stream, false);
-      RETURN_IF_ERROR(settle(*line, result, what));
     }
     return queue(*line, what, std::move(parts), /*receives=*/false, -1);
   }
@@ -172,30 +219,35 @@ class NcclCommunicator : public Communicator {
     std::vector<Tensor> parts;
     for (const TensorSpec& spec : specs) {
       parts.push_back(Tensor::empty(spec.shape, spec.dtype));
-      const Tensor& x = parts.back();
-      std::byte* bytes = address(x, *line, /*write=*/true);
-      const NcclResult result =
-          nccl_.receive(bytes, static_cast<size_t>(x.bytes()), kNcclBytes,
-                        1 - line->rank, line->comm, stream_of(*line));
-      x.storage()->release(*line->stream, true);
-      RETURN_IF_ERROR(settle(*line, result, what));
     }
     slots_[slot] = true;
     return queue(*line, what, std::move(parts), /*receives=*/true, slot);
   }
 
-  // Storages know on which stream they were written: who reads one waits there.
+  // Until the message has begun. Storages know on which stream they were
+  // written: who reads one waits there.
   absl::StatusOr<std::vector<Tensor>> wait(Ticket ticket,
-                                           absl::Duration) override {
-    const std::lock_guard lock(mutex_);
+                                           absl::Duration timeout) override {
+    std::unique_lock lock(mutex_);
     const auto found = operations_.find(ticket);
     CHECK(found != operations_.end()) << "[wait] no ticket " << ticket;
-    if (!ended_.ok()) return ended_;
     Operation& operation = found->second;
+    const bool in_time =
+        begun_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                        [&] { return operation.has_begun || !ended_.ok(); });
+    if (!ended_.ok()) return ended_;
+    if (!in_time) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(operation.what, " has not begun"));
+    }
+    last_travel_.reset();
     std::vector<Tensor> parts;
+    give_back(operation);
     if (operation.receives) {
-      parts = operation.parts;
+      // Their memory waits for the line as who has them next does.
+      parts = std::exchange(operation.parts, {});
       slots_[operation.slot] = false;
+      if (operation.marks != nullptr) last_travel_ = operation.travel;
     }
     // Watched until the device has done it.
     unfinished_.push_back(std::move(operation));
@@ -206,9 +258,12 @@ class NcclCommunicator : public Communicator {
 
   bool done(Ticket ticket) override {
     const std::lock_guard lock(mutex_);
-    return !ended_.ok() ||
-           cudaEventQuery(operations_.at(ticket).done) == cudaSuccess;
+    const Operation& operation = operations_.at(ticket);
+    return !ended_.ok() || (operation.has_begun && reached(operation.done));
   }
+
+  void time_messages(DeviceMarks* marks) override { marks_ = marks; }
+  std::optional<Travel> travel() const override { return last_travel_; }
 
   absl::Status all_reduce(const Collective& c, const Tensor& x,
                           absl::Duration) override {
@@ -216,26 +271,29 @@ class NcclCommunicator : public Communicator {
         absl::StrCat("rank ", rank(), ": collective '", c.name, "' of ranks ",
                      absl::StrJoin(c.ranks, " "));
     CHECK(x.contiguous());
+    if (c.ranks == std::vector<int>{rank()}) return status();
     ASSIGN_OR_RETURN(Line * line, find({-1, -1, group_key(c.ranks)}, what));
-    if (x.elements() == 0 || line->ranks == 1) return status();
+    if (x.elements() == 0) return status();
     if (x.dtype() == DType::kI64) {
-      std::byte* bytes = address(x, *line, /*write=*/true);
+      std::byte* bytes = address(x, *line->stream, /*write=*/true);
       const NcclResult result =
           nccl_.all_reduce(bytes, bytes, static_cast<size_t>(x.elements()),
                            kNcclI64, kNcclSum, line->comm, stream_of(*line));
+      const absl::Status queued = settle(*line, result, what);
       x.storage()->release(*line->stream, true);
-      RETURN_IF_ERROR(settle(*line, result, what));
+      RETURN_IF_ERROR(queued);
       return hand_over(*line, what, {x});
     }
     const Tensor all = Tensor::empty({line->ranks, x.elements()}, x.dtype());
-    const std::byte* from = address(x, *line, /*write=*/false);
-    std::byte* to = address(all, *line, /*write=*/true);
+    const std::byte* from = address(x, *line->stream, /*write=*/false);
+    std::byte* to = address(all, *line->stream, /*write=*/true);
     const NcclResult result =
         nccl_.all_gather(from, to, static_cast<size_t>(x.bytes()), kNcclBytes,
                          line->comm, stream_of(*line));
+    const absl::Status queued = settle(*line, result, what);
     x.storage()->release(*line->stream, false);
     all.storage()->release(*line->stream, true);
-    RETURN_IF_ERROR(settle(*line, result, what));
+    RETURN_IF_ERROR(queued);
     RETURN_IF_ERROR(hand_over(*line, what, {x, all}));
     const auto add = [&]<class T>() {
       const Tensor sum = x.view_as({x.elements()});
@@ -272,6 +330,7 @@ class NcclCommunicator : public Communicator {
       const std::lock_guard lock(mutex_);
       end(why.ok() ? absl::AbortedError("aborted") : why);
     }
+    stop_moving();
     abort_lines();
   }
 
@@ -305,9 +364,9 @@ class NcclCommunicator : public Communicator {
   bool belongs(const std::vector<int>& ranks) const {
     return std::binary_search(ranks.begin(), ranks.end(), rank());
   }
-  std::byte* address(const Tensor& x, const Line& line, bool write) {
+  static std::byte* address(const Tensor& x, Stream& stream, bool write) {
     if (write) x.storage()->bump_version();
-    return x.storage()->acquire(*line.stream, write) +
+    return x.storage()->acquire(stream, write) +
            x.offset() * static_cast<int64_t>(size_of(x.dtype()));
   }
 
@@ -330,6 +389,11 @@ class NcclCommunicator : public Communicator {
         why.code(),
         absl::StrCat(why.message(),
                      last.empty() ? "" : "\nlast operations:", last));
+    if (!options_.last_resort) return;
+    std::thread([status = ended_, f = options_.last_resort] {
+      absl::SleepFor(kGrace);
+      f(status);
+    }).detach();
   }
 
   // Every rank comes by every line, in one order; members make it.
@@ -354,7 +418,7 @@ class NcclCommunicator : public Communicator {
     line.ranks = static_cast<int>(ranks.size());
     line.rank = static_cast<int>(
         std::lower_bound(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-    line.stream = std::make_unique<CudaStream>(name);
+    line.stream = std::make_unique<CudaStream>(name, Marks::kAtOnce);
     NcclConfig config;
     const NcclResult result =
         nccl_.init_rank_config(&line.comm, line.ranks, id, line.rank, &config);
@@ -370,6 +434,96 @@ class NcclCommunicator : public Communicator {
     const bool fresh = lines_.emplace(key, std::move(line)).second;
     CHECK(fresh) << "[nccl] a route or group twice";
     return absl::OkStatus();
+  }
+
+  // --- The thread that begins messages
+
+  void move_messages() {
+    cuda_check(cudaSetDevice(gpu_));
+    // Pauses are as short as asked for.
+    prctl(PR_SET_TIMERSLACK, 1000UL);
+    for (;;) {
+      std::vector<Operation*> heads;
+      {
+        std::unique_lock lock(mutex_);
+        queued_.wait(lock, [&] {
+          if (still_ || !ended_.ok()) return true;
+          heads.clear();
+          for (Line* line : lines_with_messages_) {
+            if (!line->waiting.empty()) heads.push_back(line->waiting.front());
+          }
+          return !heads.empty();
+        });
+        if (still_ || !ended_.ok()) return;
+      }
+      bool any = false;
+      for (Operation* head : heads) {
+        const absl::StatusOr<bool> moved = advance(*head);
+        if (moved.ok()) {
+          any = any || *moved;
+          continue;
+        }
+        {
+          const std::lock_guard lock(mutex_);
+          end(moved.status());
+        }
+        begun_.notify_all();
+        return;
+      }
+      if (!any) absl::SleepFor(kPause);
+    }
+  }
+
+  // A step of the message, the first of its line: it is announced when its
+  // bytes are ready, and begun when the other end is.
+  absl::StatusOr<bool> advance(Operation& o) {
+    Line& line = *o.line;
+    if (!o.told) {
+      if (!reached(o.ready)) return false;
+      RETURN_IF_ERROR(gates_->come(line.route, !o.receives, o.number));
+      o.told = true;
+    }
+    ASSIGN_OR_RETURN(const bool met,
+                     gates_->came(line.route, o.receives, o.number));
+    if (!met) return false;
+    if (o.marks != nullptr) o.travel.begin = o.marks->mark(*line.stream);
+    NcclResult result = nccl_.group_start();
+    for (size_t i = 0; i < o.parts.size() && result == kNcclSuccess; ++i) {
+      const auto size = static_cast<size_t>(o.parts[i].bytes());
+      result = o.receives
+                   ? nccl_.receive(o.bytes[i], size, kNcclBytes, 1 - line.rank,
+                                   line.comm, stream_of(line))
+                   : nccl_.send(o.bytes[i], size, kNcclBytes, 1 - line.rank,
+                                line.comm, stream_of(line));
+      // In a group nothing is begun before its end.
+      if (result == kNcclInProgress) result = kNcclSuccess;
+    }
+    if (const NcclResult end = nccl_.group_end(); result == kNcclSuccess) {
+      result = end;
+    }
+    RETURN_IF_ERROR(settle(line, result, o.what));
+    if (o.marks != nullptr) o.travel.end = o.marks->mark(*line.stream);
+    {
+      const std::lock_guard lock(mutex_);
+      cuda_check(cudaEventRecord(o.done, stream_of(line)));
+      line.waiting.pop_front();
+      o.begun = absl::Now();
+      o.has_begun = true;
+    }
+    begun_.notify_all();
+    return true;
+  }
+
+  // Nothing is begun any more. By any thread but that one.
+  void stop_moving() {
+    const std::lock_guard stopping(stop_mutex_);
+    {
+      const std::lock_guard lock(mutex_);
+      still_ = true;
+    }
+    queued_.notify_all();
+    begun_.notify_all();
+    if (moving_.joinable()) moving_.join();
   }
 
   absl::StatusOr<Line*> find(const Key& key, const std::string& what) {
@@ -416,35 +570,64 @@ class NcclCommunicator : public Communicator {
     return event;
   }
   void recycle(Operation& operation) {
-    if (operation.done != nullptr) events_.push_back(operation.done);
-    operation.done = nullptr;
+    for (cudaEvent_t* e : {&operation.ready, &operation.done}) {
+      if (*e != nullptr) events_.push_back(*e);
+      *e = nullptr;
+    }
   }
 
-  Operation operation(const Line& line, const std::string& what,
-                      std::vector<Tensor> parts) {
-    Operation out{what, absl::Now(), event(), std::move(parts), false, -1};
-    cuda_check(cudaEventRecord(out.done, stream_of(line)));
-    return out;
-  }
   void note(const std::string& what) {
     last_.push_back(what);
     if (last_.size() > kReported) last_.pop_front();
   }
-  absl::StatusOr<Ticket> queue(const Line& line, const std::string& what,
+  absl::StatusOr<Ticket> queue(Line& line, const std::string& what,
                                std::vector<Tensor> parts, bool receives,
                                int slot) {
-    Operation made = operation(line, what, std::move(parts));
+    Operation made{.what = what, .parts = std::move(parts), .line = &line};
+    for (const Tensor& x : made.parts) {
+      made.bytes.push_back(address(x, *line.gate, /*write=*/receives));
+    }
+    made.ready = event();
+    made.done = event();
+    cuda_check(cudaEventRecord(made.ready,
+                               static_cast<cudaStream_t>(line.gate->native())));
+    made.number = ++line.count;
     made.receives = receives;
     made.slot = slot;
-    const std::lock_guard lock(mutex_);
-    note(what);
-    operations_.emplace(++last_ticket_, std::move(made));
-    return last_ticket_;
+    if (receives) made.marks = marks_;
+    Ticket ticket = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      note(what);
+      ticket = ++last_ticket_;
+      Operation& kept =
+          operations_.emplace(ticket, std::move(made)).first->second;
+      line.waiting.push_back(&kept);
+    }
+    queued_.notify_one();
+    return ticket;
+  }
+  // The leases of a message's parts, when it has begun.
+  static void give_back(Operation& operation) {
+    CudaStream& gate = *operation.line->gate;
+    const auto stream = static_cast<cudaStream_t>(gate.native());
+    if (operation.has_begun) {
+      cuda_check(cudaStreamWaitEvent(stream, operation.done, 0));
+    }
+    for (const Tensor& x : operation.parts) {
+      x.storage()->release(gate, operation.receives);
+    }
+    operation.bytes.clear();
   }
   // Watched, with nobody to wait for it.
   absl::Status hand_over(const Line& line, const std::string& what,
                          std::vector<Tensor> parts) {
-    Operation made = operation(line, what, std::move(parts));
+    Operation made{.what = what,
+                   .parts = std::move(parts),
+                   .done = event(),
+                   .begun = absl::Now(),
+                   .has_begun = true};
+    cuda_check(cudaEventRecord(made.done, stream_of(line)));
     const std::lock_guard lock(mutex_);
     note(what);
     unfinished_.push_back(std::move(made));
@@ -453,8 +636,7 @@ class NcclCommunicator : public Communicator {
   }
   // With the mutex held, by the device's thread: tensors go here alone.
   void retire() {
-    while (!unfinished_.empty() &&
-           cudaEventQuery(unfinished_.front().done) == cudaSuccess) {
+    while (!unfinished_.empty() && reached(unfinished_.front().done)) {
       recycle(unfinished_.front());
       unfinished_.pop_front();
     }
@@ -471,8 +653,9 @@ class NcclCommunicator : public Communicator {
         if (stopping_ || !ended_.ok()) return;
         const absl::Time now = absl::Now();
         const auto look = [&](const Operation& operation) {
-          if (now - operation.queued <= options_.deadline || !found.ok() ||
-              cudaEventQuery(operation.done) == cudaSuccess) {
+          if (!operation.has_begun ||
+              now - operation.begun <= options_.deadline || !found.ok() ||
+              reached(operation.done)) {
             return;
           }
           found = absl::DeadlineExceededError(
@@ -495,6 +678,8 @@ class NcclCommunicator : public Communicator {
           const std::lock_guard lock(mutex_);
           end(found);
         }
+        begun_.notify_all();
+        stop_moving();
         abort_lines();
         return;
       }
@@ -510,12 +695,23 @@ class NcclCommunicator : public Communicator {
     }
   }
 
-  // Ends what the device waits for.
+  // Ends what the device waits for. After an error all at once: who aborts one
+  // then waits for all of the device, and so for the others.
   void abort_lines() {
     const std::lock_guard lock(abort_mutex_);
-    for (auto& [key, line] : lines_) {
-      if (!std::exchange(aborted_[&line], true)) nccl_.abort(line.comm);
+    if (std::exchange(aborted_, true)) return;
+    if (status().ok()) {
+      for (auto& [key, line] : lines_) nccl_.abort(line.comm);
+      return;
     }
+    std::vector<std::thread> threads;
+    for (auto& [key, line] : lines_) {
+      threads.emplace_back([this, comm = line.comm] {
+        cuda_check(cudaSetDevice(gpu_));
+        nccl_.abort(comm);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
 
   Launched launch_;
@@ -524,10 +720,16 @@ class NcclCommunicator : public Communicator {
   int gpu_ = 0;
   std::unique_ptr<TcpStoreServer> server_;
   std::unique_ptr<TcpStore> store_, teller_;
+  std::unique_ptr<MessageGates> gates_;
+  DeviceMarks* marks_ = nullptr;
+  std::optional<Travel> last_travel_;
   std::map<Key, Line> lines_;  // made by connect()
   std::map<int, bool> slots_;
 
-  mutable std::mutex mutex_;  // of what the side thread sees
+  mutable std::mutex mutex_;  // of what the side threads see
+  std::condition_variable queued_, begun_;
+  std::vector<Line*> lines_with_messages_;
+  bool still_ = false;
   absl::Status ended_;
   bool stopping_ = false;
   std::map<Ticket, Operation> operations_;  // not waited for
@@ -536,11 +738,11 @@ class NcclCommunicator : public Communicator {
   std::vector<cudaEvent_t> events_;  // free
   Ticket last_ticket_ = 0;
 
-  std::mutex abort_mutex_;
-  std::map<const Line*, bool> aborted_;
+  std::mutex abort_mutex_, stop_mutex_;
+  bool aborted_ = false;
   mutable std::mutex store_mutex_;
   std::atomic<int64_t> position_ = -1;
-  std::thread watching_;
+  std::thread watching_, moving_;
 };
 
 }  // namespace

@@ -48,5 +48,16 @@ TEST(NcclCommunicator, OneRankMakesItsGroupAndSumsAlone) {
   EXPECT_EQ(ended.code(), absl::StatusCode::kCancelled);
 }
 
+// A rank that shares its stages with nobody sums alone, in no group.
+TEST(NcclCommunicator, OneRankNeedsNoGroup) {
+  if (Device::current().kind() != DeviceKind::kCuda) return;
+  const auto made = connect_nccl(one_rank(), {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  const Tensor x = Tensor::from(std::vector<float>{3}, {1});
+  ASSERT_TRUE((*made)->all_reduce({"sum", {0}}, x, absl::Seconds(5)).ok());
+  EXPECT_EQ(x.to_vector<float>(), std::vector<float>{3});
+  EXPECT_TRUE((*made)->barrier(absl::Seconds(5)).ok());
+}
+
 }  // namespace
 }  // namespace tapeline

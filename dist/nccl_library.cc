@@ -25,6 +25,8 @@ absl::StatusOr<NcclLibrary> load_nccl(const std::string& name) {
   find("ncclCommInitRankConfig", out.init_rank_config);
   find("ncclCommGetAsyncError", out.get_async_error);
   find("ncclCommAbort", out.abort);
+  find("ncclGroupStart", out.group_start);
+  find("ncclGroupEnd", out.group_end);
   find("ncclSend", out.send);
   find("ncclRecv", out.receive);
   find("ncclAllGather", out.all_gather);

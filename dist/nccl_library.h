@@ -44,6 +44,9 @@ struct NcclLibrary {
                                  NcclConfig*);
   NcclResult (*get_async_error)(NcclComm*, NcclResult*);
   NcclResult (*abort)(NcclComm*);
+  // Of what is sent and received as one operation.
+  NcclResult (*group_start)();
+  NcclResult (*group_end)();
   NcclResult (*send)(const void*, size_t, NcclType, int peer, NcclComm*,
                      void* stream);
   NcclResult (*receive)(void*, size_t, NcclType, int peer, NcclComm*,

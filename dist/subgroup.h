@@ -6,6 +6,7 @@
 // one ends the whole.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "dist/communicator.h"
@@ -28,6 +29,10 @@ class Subgroup : public Communicator {
   absl::StatusOr<std::vector<Tensor>> wait(Ticket ticket,
                                            absl::Duration timeout) override;
   bool done(Ticket ticket) override { return whole_.done(ticket); }
+  void time_messages(DeviceMarks* marks) override {
+    whole_.time_messages(marks);
+  }
+  std::optional<Travel> travel() const override { return whole_.travel(); }
   absl::Status all_reduce(const Collective& collective, const Tensor& x,
                           absl::Duration timeout) override;
   absl::Status barrier(absl::Duration timeout) override;

@@ -1,8 +1,10 @@
 #include "models/pipeline_stage.h"
 
 #include <string>
+#include <utility>
 
 #include "runtime/check.h"
+#include "runtime/device.h"
 #include "runtime/status.h"
 
 namespace tapeline {
@@ -21,37 +23,59 @@ StepLog::StepLog(int micro_batches, int layers, int64_t experts, int first)
       auxiliary_(static_cast<size_t>(micro_batches * layers * kKinds)),
       counts_(static_cast<size_t>(layers * (experts + 1))) {}
 
-void StepLog::set_losses(int micro_batch, double lm, double mtp) {
+void StepLog::set_losses(int micro_batch, const Tensor& lm,
+                         const std::vector<Tensor>& mtp) {
   micro_batch += first_;
-  losses_[static_cast<size_t>(2 * micro_batch)] = lm;
-  losses_[static_cast<size_t>(2 * micro_batch + 1)] = mtp;
+  double* entries = losses_.data() + 2 * micro_batch;
+  pending_.push_back({entries, 1, {lm.detach()}});
+  Pending& depths = pending_.emplace_back(Pending{entries + 1, 1, {}});
+  for (const Tensor& loss : mtp) depths.numbers.push_back(loss.detach());
+  read_what_is_there();
 }
 
 void StepLog::add_statistics(int micro_batch, const Context& ctx) {
   micro_batch += first_;
   for (const auto& [layer, of] : ctx.statistics) {
-    const auto sum_of = [](const std::vector<Tensor>& losses) {
-      double sum = 0;
-      for (const Tensor& loss : losses) sum += scalar_value(loss);
-      return sum;
+    const auto add = [&](int kind, double weight,
+                         const std::vector<Tensor>& losses) {
+      if (losses.empty()) return;
+      pending_.push_back(
+          {auxiliary_.data() + at(micro_batch, layer, kind), weight, losses});
     };
-    auxiliary_[at(micro_batch, layer, 0)] =
-        ctx.weights.balance * sum_of(of.balance_loss);
-    auxiliary_[at(micro_batch, layer, 1)] = ctx.weights.z * sum_of(of.z_loss);
-    auxiliary_[at(micro_batch, layer, 2)] = sum_of(of.indexer_loss);
-    int64_t* counts = counts_.data() + layer * (experts_ + 1);
+    add(0, ctx.weights.balance, of.balance_loss);
+    add(1, ctx.weights.z, of.z_loss);
+    add(2, 1, of.indexer_loss);
     for (const Tensor& counts_E : of.expert_counts_E) {
-      const std::vector<int64_t> more = counts_E.to_vector<int64_t>();
-      CHECK_EQ(static_cast<int64_t>(more.size()), experts_);
-      for (int64_t e = 0; e < experts_; ++e) counts[e] += more[e];
-      counts[experts_] = 1;
+      pending_counts_.push_back({layer, counts_E});
     }
+  }
+  read_what_is_there();
+}
+
+// Where what was queued is done, numbers need not be kept.
+void StepLog::read_what_is_there() {
+  if (Device::current().kind() == DeviceKind::kCpu) read();
+}
+
+void StepLog::read() {
+  for (const Pending& of : std::exchange(pending_, {})) {
+    double sum = 0;
+    for (const Tensor& x : of.numbers) sum += scalar_value(x);
+    *of.entry = of.weight * sum;
+  }
+  for (const PendingCounts& of : std::exchange(pending_counts_, {})) {
+    int64_t* counts = counts_.data() + of.layer * (experts_ + 1);
+    const std::vector<int64_t> more = of.counts_E.to_vector<int64_t>();
+    CHECK_EQ(static_cast<int64_t>(more.size()), experts_);
+    for (int64_t e = 0; e < experts_; ++e) counts[e] += more[e];
+    counts[experts_] = 1;
   }
 }
 
 // Each entry is one rank's, 0 elsewhere: a sum changes no bit.
 absl::Status StepLog::exchange(Communicator& communicator,
                                absl::Duration timeout) {
+  read();
   Collective all{"step log", {}};
   for (int r = 0; r < communicator.size(); ++r) all.ranks.push_back(r);
   const auto reduce = [&]<class T>(std::vector<T>& values) -> absl::Status {

@@ -50,14 +50,16 @@ struct StageMemory {
 };
 
 // What a step reports, by micro-batch. Every rank fills in what its stages see;
-// exchange() adds those of all ranks up.
+// exchange() adds those of all ranks up. A GPU's numbers are read only then:
+// the host queues a step without waiting for it.
 class StepLog {
  public:
   // `layers` with prediction layers; experts: 0 if there are none. Of all
   // replicas' micro-batches, of which this rank's begin at `first`.
   StepLog(int micro_batches, int layers, int64_t experts, int first = 0);
 
-  void set_losses(int micro_batch, double lm, double mtp);
+  void set_losses(int micro_batch, const Tensor& lm,
+                  const std::vector<Tensor>& mtp);
   void add_statistics(int micro_batch, const Context& ctx);
   absl::Status exchange(Communicator& communicator, absl::Duration timeout);
 
@@ -75,6 +77,18 @@ class StepLog {
 
  private:
   static constexpr int kKinds = 3;  // of auxiliary losses
+  // Numbers on the device whose sum, times the weight, is an entry.
+  struct Pending {
+    double* entry;
+    double weight;
+    std::vector<Tensor> numbers;
+  };
+  struct PendingCounts {
+    int layer;
+    Tensor counts_E;
+  };
+  void read();
+  void read_what_is_there();
   double sum(int which) const;
   double layer_sum(int kind) const;
   size_t at(int micro_batch, int layer, int kind) const {
@@ -88,6 +102,8 @@ class StepLog {
   std::vector<double> auxiliary_;
   std::vector<int64_t>
       counts_;  // by layer and expert; then whether there is one
+  std::vector<Pending> pending_;
+  std::vector<PendingCounts> pending_counts_;
 };
 
 // Counters that a stage adds to.
@@ -218,9 +234,7 @@ class ModelStage : public LanguageModelStage {
     StageOutput out{message_of(made.state, behind_), {}};
     if (made.loss) {
       out.loss = made.loss->total;
-      double mtp = 0;
-      for (const Tensor& loss : made.loss->mtp) mtp += scalar_value(loss);
-      log_->set_losses(j, scalar_value(made.loss->lm), mtp);
+      log_->set_losses(j, made.loss->lm, made.loss->mtp);
     }
     return out;
   }

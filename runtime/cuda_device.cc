@@ -1,6 +1,7 @@
 #include "runtime/cuda_device.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -30,9 +31,17 @@ absl::Status missing(int index, cudaError_t error) {
                    "; see nvidia-smi, or choose device = \"cpu\""));
 }
 
+// Streams that share one of a GPU's queues wait for each other's work, which
+// for messages that wait for another process can be for ever. There are 8
+// queues unless more are asked for before the driver starts, and 32 at most.
+void separate_streams() {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*replace=*/0);
+}
+
 }  // namespace
 
 int cuda_devices() {
+  separate_streams();
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();
@@ -41,6 +50,7 @@ int cuda_devices() {
 
 absl::StatusOr<std::unique_ptr<Device>> make_cuda_device(int index,
                                                          int threads) {
+  separate_streams();
   cudaError_t error = cudaSetDevice(index);
   if (error == cudaSuccess) error = cudaFree(nullptr);  // makes the context
   if (error != cudaSuccess) {

@@ -113,6 +113,23 @@ TEST_F(CudaDevice, RecordsOfNothingNewAreOneEvent) {
   EXPECT_EQ(stream.events_recorded(), 1);
 }
 
+// What is queued later is no part of a place that was marked at once.
+TEST_F(CudaDevice, AStreamThatMarksAtOnceTellsCudaOfEveryPlace) {
+  CudaStream stream("line", Marks::kAtOnce);
+  stream.native();
+  const Event first = stream.record();
+  EXPECT_EQ(stream.events_recorded(), 1);
+  EXPECT_EQ(stream.record().sequence, first.sequence);
+  EXPECT_EQ(stream.events_recorded(), 1);
+  stream.native();
+  const Event second = stream.record();
+  EXPECT_EQ(stream.events_recorded(), 2);
+  compute().wait(first);
+  stream.synchronize(second);
+  EXPECT_TRUE(first.done());
+  EXPECT_EQ(stream.events_recorded(), 2);
+}
+
 TEST_F(CudaDevice, OldEventsStayTrue) {
   CudaStream& stream = compute();
   const Tensor x = Tensor::empty({1 << 20}, DType::kF32);

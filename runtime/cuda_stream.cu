@@ -72,8 +72,8 @@ void with_word(size_t size, F f) {
 
 }  // namespace
 
-CudaStream::CudaStream(std::string name)
-    : Stream(std::move(name)), ring_(kMarkers) {
+CudaStream::CudaStream(std::string name, Marks marks)
+    : Stream(std::move(name)), marks_(marks), ring_(kMarkers) {
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   for (Marker& marker : ring_) {
     CUDA_CHECK(cudaEventCreateWithFlags(&marker.event, cudaEventDisableTiming));
@@ -190,7 +190,7 @@ CudaStream::Marker& CudaStream::marker(uint64_t sequence) const {
 Event CudaStream::record() {
   if (std::exchange(queued_, false)) {
     ++issued_;
-    if (std::exchange(copied_, false)) mark();
+    if (std::exchange(copied_, false) || marks_ == Marks::kAtOnce) mark();
   }
   return {this, issued_};
 }

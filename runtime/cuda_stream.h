@@ -5,9 +5,11 @@
 // copy was queued, whose end others wait for exactly. An event made late stands
 // for everything queued until then, which is later than asked for and so safe;
 // before that the place does not count as done.
-// The events are a ring made beforehand; for a place whose event has been used
-// again the next newer one stands. So a step records, waits and asks without
-// creating anything.
+// That is wrong for a stream whose later work may wait for what the asker does
+// next, as a receiver's waits for an answer that its sender has not made: such
+// a stream marks every place at once. The events are a ring made beforehand;
+// for a place whose event has been used again the next newer one stands. So a
+// step records, waits and asks without creating anything.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +24,14 @@ struct CUevent_st;
 
 namespace tapeline {
 
+// When the CUDA event of a place in a stream's order is made.
+enum class Marks { kWhenAsked, kAtOnce };
+
 class CudaStream : public Stream {
  public:
   // On the GPU that is current on this thread; one that does not wait for the
   // legacy default stream.
-  explicit CudaStream(std::string name);
+  explicit CudaStream(std::string name, Marks marks = Marks::kWhenAsked);
   ~CudaStream() override;
 
   // Who asks is about to queue work.
@@ -59,6 +64,7 @@ class CudaStream : public Stream {
   Marker& marker(uint64_t sequence) const;
   Marker& mark() const;
 
+  const Marks marks_;
   CUstream_st* stream_ = nullptr;
   uint64_t issued_ = 0;
   bool copied_ = false;

@@ -8,6 +8,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "runtime/access.h"
 #include "runtime/check.h"
+#include "runtime/device.h"
 #include "runtime/status.h"
 
 namespace tapeline {
@@ -73,9 +74,13 @@ Executor::Executor(const Schedule& schedule,
 
 absl::Status Executor::step(ParameterGradients& grads) {
   counters_ = {};
-  const absl::Time begin = absl::Now();
+  marks_.clear();
+  arriving_.clear();
+  ran_.clear();
+  begun_ = marks_.mark(Device::current().compute());
+  communicator_.time_messages(&marks_);
   const absl::Status status = run(grads);
-  counters_.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  communicator_.time_messages(nullptr);
   if (status.ok()) return status;
   const std::vector<Instruction>& mine =
       programs_[communicator_.rank()].instructions;
@@ -121,13 +126,16 @@ absl::Status Executor::execute(const Instruction& i,
     case Instruction::kTake:
       return take(i);
     case Instruction::kRun: {
-      const absl::Time begin = absl::Now();
+      const Stream& stream = Device::current().compute();
+      await_inputs(i.pass);
+      const size_t begin = marks_.mark(stream);
       RETURN_IF_ERROR(i.pass.is_forward() ? run_forward(i.pass)
                                           : run_backward(i.pass, grads));
       PassTime& time = counters_.passes[{i.pass.stage, i.pass.kind}];
       ++time.passes;
       if (i.pass.recompute) ++time.recomputed;
-      time.seconds += absl::ToDoubleSeconds(absl::Now() - begin);
+      ran_.push_back({i.pass.stage, i.pass.kind, begin, marks_.mark(stream),
+                      std::exchange(arriving_, {})});
       return absl::OkStatus();
     }
     case Instruction::kHand:
@@ -154,6 +162,40 @@ absl::Status Executor::execute(const Instruction& i,
   return absl::OkStatus();
 }
 
+// The device's stream waits for what the pass was handed, so that the pass's
+// own time is apart from that.
+void Executor::await_inputs(const Pass& pass) {
+  if (pass.kind == PassKind::kWeight) return;
+  const int neighbour = pass.stage + (pass.is_forward() ? -1 : 1);
+  const auto given =
+      values_.find(ValueKey(pass.is_forward(), neighbour, pass.micro_batch));
+  if (given == values_.end()) return;
+  Stream& stream = Device::current().compute();
+  for (const Tensor& part : given->second) {
+    if (!part) continue;
+    part.storage()->acquire(stream);
+    part.storage()->release(stream, /*wrote=*/false);
+  }
+}
+
+const ExecutorCounters& Executor::times() {
+  double last = marks_.ms(begun_), exposed = 0;
+  bool timed = false;
+  for (const Ran& pass : std::exchange(ran_, {})) {
+    const double begin = marks_.ms(pass.begin), end = marks_.ms(pass.end);
+    counters_.passes[{pass.stage, pass.kind}].seconds += 1e-3 * (end - begin);
+    for (const Travel& travel : pass.travels) {
+      timed = true;
+      const double left = std::max(last, marks_.ms(travel.begin));
+      exposed += std::max(0.0, std::min(begin, marks_.ms(travel.end)) - left);
+    }
+    last = end;
+    counters_.seconds = 1e-3 * (last - marks_.ms(begun_));
+  }
+  if (timed) counters_.exposed_seconds = 1e-3 * exposed;
+  return counters_;
+}
+
 // What a message of `value`, which `stage` uses, is made of.
 std::vector<TensorSpec> Executor::specs(const Value& value, int stage,
                                         int micro_batch) const {
@@ -177,6 +219,7 @@ absl::Status Executor::take(const Instruction& i) {
   const auto asked = asked_.find(key);
   CHECK(asked != asked_.end());
   ASSIGN_OR_RETURN(values_[key], wait(asked->second));
+  if (const auto travel = communicator_.travel()) arriving_.push_back(*travel);
   asked_.erase(asked);
   ++counters_.received;
   return absl::OkStatus();

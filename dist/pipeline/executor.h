@@ -23,6 +23,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,7 @@
 #include "dist/communicator.h"
 #include "dist/pipeline/lowering.h"
 #include "dist/pipeline/schedule.h"
+#include "runtime/device_marks.h"
 #include "runtime/parameter.h"
 #include "runtime/tensor.h"
 
@@ -83,8 +85,8 @@ struct ExecutorOptions {
   std::function<absl::Status(int stage)> reduce;
 };
 
-// What passes of one kind took on the host. On a device that works on its own
-// that is not what they cost there.
+// What passes of one kind took where they ran, from when what they need was
+// there.
 struct PassTime {
   int64_t passes = 0, recomputed = 0;
   double seconds = 0;
@@ -102,8 +104,13 @@ struct ExecutorCounters {
   int64_t most_sending = 0;   // messages that have not left
   int64_t most_slots = 0;     // asked for and not taken
   int64_t nodes_left = 0;     // of tapes when they were freed
-  double waited_seconds = 0;  // for messages
-  double seconds = 0;         // of the step
+  double waited_seconds = 0;  // of the host, for messages
+  // From times() on: of the step, from the first instruction to the end of the
+  // last pass, on the device.
+  double seconds = 0;
+  // In which the rank was idle while a message that it needed was under way;
+  // absent where the host moves messages, or none came.
+  std::optional<double> exposed_seconds;
   // By stage and kind. Their sum is the time in which the rank was not idle.
   std::map<std::pair<int, PassKind>, PassTime> passes;
   int64_t actions() const { return forwards + backwards + inputs + weights; }
@@ -120,6 +127,8 @@ class Executor {
   // All micro-batches. Adds to `grads`.
   absl::Status step(ParameterGradients& grads);
   const ExecutorCounters& counters() const { return counters_; }
+  // Adds to them when the step's passes ran, for which it waits.
+  const ExecutorCounters& times();
   // A line per rank: where it is, and whether it waits.
   std::string positions() const;
 
@@ -136,6 +145,14 @@ class Executor {
     bool parked = false;  // recomputed or offloaded
   };
 
+  // A pass between two marks of the device's stream, and what it waited for.
+  struct Ran {
+    int stage;
+    PassKind kind;
+    size_t begin, end;
+    std::vector<Travel> travels;
+  };
+
   absl::Status run(ParameterGradients& grads);
   absl::Status execute(const Instruction& i, ParameterGradients& grads);
   absl::Status ask(const Instruction& i);
@@ -146,6 +163,7 @@ class Executor {
   absl::Status offer(const Instruction& i, ParameterGradients& grads);
   absl::Status collect(const Instruction& i, ParameterGradients& grads);
   absl::StatusOr<std::vector<Tensor>> wait(Ticket ticket);
+  void await_inputs(const Pass& pass);
   void retire_sends();
   void note_kept(int more);
   void clear();
@@ -164,6 +182,10 @@ class Executor {
   std::map<std::pair<int, int>, Ticket> collecting_;  // by group and rank
   size_t at_ = 0;                                     // instruction
   int64_t live_ = 0;
+  DeviceMarks marks_;
+  size_t begun_ = 0;
+  std::vector<Travel> arriving_;  // of what the next pass has taken
+  std::vector<Ran> ran_;
   ExecutorCounters counters_;
 };
 

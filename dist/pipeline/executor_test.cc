@@ -4,12 +4,15 @@
 #include <chrono>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "dist/pipeline/generators.h"
@@ -19,6 +22,7 @@
 #include "dist/pipeline/text.h"
 #include "gtest/gtest.h"
 #include "runtime/device.h"
+#include "runtime/device_marks.h"
 
 namespace tapeline {
 namespace {
@@ -242,6 +246,134 @@ class DoublingStage : public Stage {
   static std::vector<TensorSpec> specs() { return {{DType::kF32, {kRows}}}; }
   const int stage_;
 };
+
+// --- Times
+
+constexpr absl::Duration kTravels = absl::Milliseconds(5);
+
+// What the last of three ranks hears: every message takes kTravels, from when
+// it is waited for or, `early`, from when it is asked for, and then until it is
+// there.
+class SlowMessages : public Communicator {
+ public:
+  explicit SlowMessages(bool early) : early_(early) {}
+  int rank() const override { return 2; }
+  int size() const override { return 3; }
+  bool sends_wait() const override { return false; }
+  absl::StatusOr<Ticket> send(const Envelope&, const std::vector<TensorSpec>&,
+                              std::vector<Tensor>) override {
+    return -1;
+  }
+  absl::StatusOr<Ticket> receive(
+      const Envelope&, int, const std::vector<TensorSpec>& specs) override {
+    asked_.push_back(specs);
+    travels_.emplace_back();
+    if (early_) travel(travels_.back());
+    return static_cast<Ticket>(asked_.size() - 1);
+  }
+  absl::StatusOr<std::vector<Tensor>> wait(Ticket ticket,
+                                           absl::Duration) override {
+    if (ticket < 0) return std::vector<Tensor>();
+    const auto i = static_cast<size_t>(ticket);
+    if (!early_) travel(travels_[i]);
+    last_ = travels_[i];
+    std::vector<Tensor> parts;
+    for (const TensorSpec& spec : asked_[i]) {
+      parts.push_back(Tensor::full(spec.shape, spec.dtype, 1));
+    }
+    return parts;
+  }
+  bool done(Ticket) override { return true; }
+  void time_messages(DeviceMarks* marks) override {
+    if (marks != nullptr) {
+      marks_ = marks;
+      first_ = travels_.size();
+    }
+  }
+  std::optional<Travel> travel() const override { return last_; }
+  absl::Status all_reduce(const Collective&, const Tensor&,
+                          absl::Duration) override {
+    return absl::OkStatus();
+  }
+  absl::Status barrier(absl::Duration) override { return absl::OkStatus(); }
+  void abort(const absl::Status&) override {}
+  void set_position(int64_t) override {}
+  std::vector<int64_t> positions() const override { return {0, 0, 0}; }
+
+  // Of all messages of the step timed last.
+  double seconds() const {
+    double ms = 0;
+    for (size_t i = first_; i < travels_.size(); ++i) {
+      ms += marks_->ms(travels_[i].end) - marks_->ms(travels_[i].begin);
+    }
+    return 1e-3 * ms;
+  }
+
+ private:
+  void travel(Travel& t) {
+    t.begin = marks_->mark(Device::current().compute());
+    absl::SleepFor(kTravels);
+    t.end = marks_->mark(Device::current().compute());
+  }
+  const bool early_;
+  DeviceMarks* marks_ = nullptr;
+  size_t first_ = 0;
+  std::vector<std::vector<TensorSpec>> asked_;
+  std::vector<Travel> travels_;
+  std::optional<Travel> last_;
+};
+
+struct Timed {
+  ExecutorCounters counters;
+  double travelled = 0;  // seconds
+};
+
+Timed times_of_the_last_rank(bool early) {
+  const Schedule schedule = make_schedule("1f1b", {3, 1, 4}).value();
+  const std::vector<RankProgram> programs = lower(schedule).value();
+  SlowMessages messages(early);
+  DoublingStage stage(2);
+  Executor executor(schedule, programs, messages, {{2, &stage}});
+  ParameterGradients grads;
+  // The second step's times are its own.
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_TRUE(executor.step(grads).ok());
+    executor.times();
+  }
+  return {executor.counters(), messages.seconds()};
+}
+
+TEST(Times, AMessageThatIsNeededWhileItTravelsIsExposed) {
+  const Timed timed = times_of_the_last_rank(/*early=*/false);
+  const ExecutorCounters& c = timed.counters;
+  double busy = 0;
+  for (const auto& [key, time] : c.passes) {
+    EXPECT_EQ(time.passes, 4);
+    EXPECT_GT(time.seconds, 0);
+    busy += time.seconds;
+  }
+  EXPECT_GE(timed.travelled, absl::ToDoubleSeconds(4 * kTravels));
+  ASSERT_TRUE(c.exposed_seconds);
+  EXPECT_NEAR(*c.exposed_seconds, timed.travelled, 1e-9);
+  EXPECT_LE(busy + *c.exposed_seconds, c.seconds);
+}
+
+// The first one alone travels while the rank has nothing else to wait for; each
+// later one is asked for, and there, before the pass of the one before.
+TEST(Times, AMessageIsExposedOnlyWhileItsPassIsNext) {
+  const Timed timed = times_of_the_last_rank(/*early=*/true);
+  ASSERT_TRUE(timed.counters.exposed_seconds);
+  EXPECT_GE(*timed.counters.exposed_seconds, absl::ToDoubleSeconds(kTravels));
+  EXPECT_LE(*timed.counters.exposed_seconds,
+            timed.travelled - absl::ToDoubleSeconds(3 * kTravels));
+}
+
+TEST(Times, NothingIsSaidOfMessagesThatTheHostMoves) {
+  const MicroResult got = micro_pipeline(make("zb1p", 2, 4));
+  for (const ExecutorCounters& c : got.counters) {
+    EXPECT_FALSE(c.exposed_seconds);
+  }
+}
 
 // Of an output the tape keeps the position: eight that are in flight take no
 // more than those that are on their way.

@@ -136,6 +136,17 @@ void expect_pipelined(const std::string& run, const std::string& schedule) {
       EXPECT_LT(row.find(key)->number(), 1);
     }
   }
+  for (const Json& row : rows(run)) {
+    if (row.find("loss") == nullptr) continue;
+    EXPECT_GT(row.find("pipeline_ms")->number(), 0);
+    EXPECT_LE(row.find("pipeline_ms")->number(), row.find("step_ms")->number());
+    // The host moves messages here.
+    EXPECT_TRUE(row.find("messages_exposed_ms")->is_null());
+    const Json::Array& peaks = row.find("rank_peak_bytes")->array();
+    ASSERT_GT(peaks.size(), 0u);
+    EXPECT_EQ(peaks[0].integer(), row.find("pool_peak_bytes")->integer());
+    for (const Json& peak : peaks) EXPECT_GT(peak.integer(), 0);
+  }
   EXPECT_GT(steps, 0);
   EXPECT_NE(read_file(run + "/log.txt")->find("pipeline: " + schedule + ", "),
             std::string::npos);
@@ -411,6 +422,107 @@ TEST_F(Train, B42_ShardsOfAllRanksAreOneModel) {
   EXPECT_EQ(lacks.code, 2);
   EXPECT_NE(lacks.err.find("model.layers."), std::string::npos) << lacks.err;
   EXPECT_FALSE(path_exists(run("lacks")));
+}
+
+// --- What it is made of, measured part by part
+
+TEST_F(Train, BenchTimesEachStageAndAScheduleTakesThat) {
+  const auto bench = [&](const Words& sets) {
+    Words out = {"bench",      "--config",    config_, "--stages",
+                 "--warmup=1", "--repeats=3", "--json"};
+    for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+    return out;
+  };
+  const ChildResult r =
+      tapeline_run(bench({"pipeline.ranks=2", "pipeline.schedule=zbv"}));
+  ASSERT_EQ(r.code, 0) << r.err;
+  const Json json = parse_json(r.out, "bench").value();
+  EXPECT_EQ(json.find("device")->string(), "cpu");
+  const Json::Array& stages = json.find("stages")->array();
+  ASSERT_EQ(stages.size(), 4u);
+  double all = 0;
+  for (const Json& stage : stages) {
+    for (const char* pass : {"F", "I", "W", "B"}) {
+      EXPECT_GT(stage.find(pass)->number(), 0) << pass;
+    }
+    all += stage.find("F")->number() + stage.find("B")->number();
+  }
+  // On one rank nothing is idle: m micro-batches take m times their passes.
+  const std::string costs = folder_.write("costs.json", r.out);
+  const Words time = {"schedule", "--micro_batches=3", "--stage_cost", costs,
+                      "--json"};
+  const ChildResult one = tapeline_run(
+      time + Words{"--name=interleaved", "--ranks=1", "--chunks=4"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  const Json simulated = parse_json(one.out, "schedule").value();
+  EXPECT_NEAR(simulated.find("makespan")->number(), 3 * all, 1e-6 * all);
+  EXPECT_EQ(simulated.find("stage_cost")->array().size(), 4u);
+  EXPECT_EQ(simulated.find("cost"), nullptr);
+  const ChildResult two = tapeline_run(time + Words{"--name=zbv", "--ranks=2"});
+  EXPECT_EQ(two.code, 0) << two.err;
+  const ChildResult other =
+      tapeline_run(time + Words{"--name=1f1b", "--ranks=2"});
+  EXPECT_EQ(other.code, 2);
+  EXPECT_NE(other.err.find("has 4 stages; the schedule has 2"),
+            std::string::npos)
+      << other.err;
+  const struct {
+    const char* text;
+    const char* error;
+  } wrong[] = {{"{}", "no array 'stages'"},
+               {"{\"stages\": [{\"F\": 1, \"I\": 1}]}", "lacks F, I or W"},
+               {"{\"stages\": [{\"F\": -1}]}", "stage 0 has a cost of -1"},
+               {"{", "bad.json"}};
+  for (const auto& c : wrong) {
+    const std::string bad = folder_.write("bad.json", c.text);
+    const ChildResult failed =
+        tapeline_run({"schedule", "--name=1f1b", "--ranks=1",
+                      "--micro_batches=1", "--stage_cost", bad});
+    EXPECT_EQ(failed.code, 2);
+    EXPECT_NE(failed.err.find(c.error), std::string::npos) << failed.err;
+  }
+}
+
+TEST_F(Train, BenchExchangesEachMessageThereAndBack) {
+  const Words bench = {"bench",
+                       "--config",
+                       config_,
+                       "--messages",
+                       "--warmup=1",
+                       "--repeats=2",
+                       "--json",
+                       "--set",
+                       "pipeline.chunks=2",
+                       "--set",
+                       "pipeline.schedule=interleaved"};
+  const ChildResult r = tapeline_run(bench + Words{"--nproc", "2"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  ASSERT_TRUE(r.out.starts_with("0 | {")) << r.out;
+  const Json json = parse_json(r.out.substr(4), "bench").value();
+  // Three cuts, both ways; no selection comes back.
+  const Json::Array& messages = json.find("messages")->array();
+  ASSERT_EQ(messages.size(), 6u);
+  double sum = 0;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const bool output = i % 2 == 0;
+    EXPECT_EQ(messages[i].find("what")->string(),
+              (output ? "output " : "gradient ") +
+                  std::to_string(i / 2 + (output ? 0 : 1)));
+    EXPECT_EQ(messages[i].find("from")->integer(),
+              static_cast<int64_t>((i / 2 + (output ? 0 : 1)) % 2));
+    EXPECT_GT(messages[i].find("bytes")->integer(), 0);
+    EXPECT_GT(messages[i].find("ms")->number(), 0);
+    if (output) {
+      EXPECT_GE(messages[i].find("bytes")->integer(),
+                messages[i + 1].find("bytes")->integer());
+    }
+    sum += messages[i].find("ms")->number();
+  }
+  EXPECT_NEAR(json.find("latency")->number(), sum / 6, 1e-9);
+  EXPECT_EQ(json.find("sizes")->array()[1].find("bytes")->integer(), 64);
+  const ChildResult alone = tapeline_run(bench);
+  EXPECT_EQ(alone.code, 64);
+  EXPECT_NE(alone.err.find("--messages needs processes"), std::string::npos);
 }
 
 // --- What cannot be

@@ -5,10 +5,11 @@
     python3 tools/results/tables.py benchmark FILE.json    # Google Benchmark
     python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
     python3 tools/results/tables.py passes FILE.jsonl      # tapeline bench
+    python3 tools/results/tables.py pipeline FILE.jsonl    # stages, messages, runs
     python3 tools/results/tables.py misses FILE.jsonl      # what has to be profiled
     python3 tools/results/tables.py kernels FILE.jsonl [PROFILES.jsonl]
 
-The last one prints a whole page, of rows of `bench --json --baseline=..` and, if
+`kernels` prints a whole page, of rows of `bench --json --baseline=..` and, if
 they are there, of tools/gpu/anchors.py; and of what bounds each row that misses
 its goal, of lines of `tools/profile --json`:
 
@@ -232,5 +233,73 @@ def passes(path):
             print(f"| `{name}` | {x['calls']} | {x['us'] / 1e3:.1f} |")
 
 
-{"training": training, "passes": passes, "benchmark": benchmark, "memory": memory,
- "kernels": kernels, "misses": misses}[sys.argv[1]](*sys.argv[2:])
+def pipeline(path):
+    """Lines {"stages": bench --stages}, {"messages": bench --messages}, {"simulated": schedule --stage_cost} and
+    {"run", "model", "schedule", "micro_batches", "row": a step of metrics.jsonl}; schedule "one": one GPU, plain loop;
+    "timed" false: others used the GPUs as well."""
+    lines = [json.loads(line) for line in open(path)]
+    rows, simulated, untimed = {}, {}, set()
+    for x in lines:
+        if "run" in x:
+            rows.setdefault((x["model"], x["micro_batches"], x["schedule"]), []).append(x["row"])
+            if not x.get("timed", True):
+                untimed.add((x["model"], x["micro_batches"], x["schedule"]))
+        elif "simulated" in x:
+            s = x["simulated"]
+            simulated[s["model"], s["micro_batches"], s["name"]] = s
+
+    def median(values):
+        return sorted(values)[len(values) // 2]
+
+    print("Milliseconds of a micro-batch, each stage alone on one GPU:\n\n| model | stages | stage | F | I | W | B |"
+          "\n|---|---|---|---|---|---|---|")
+    for x in (x for x in lines if "stages" in x):
+        for s, of in enumerate(x["stages"]["stages"]):
+            print(f"| {x['model']} | `{x['stages']['layout'].replace('|', chr(92) + '|')}` | {s} | "
+                  + " | ".join(f"{of[p]:.2f}" for p in "FIWB") + " |")
+    print("\nMessages, one way, of ten round trips:\n\n| model | message | MiB | ms | GB/s |\n|---|---|---|---|---|")
+    for x in (x for x in lines if "messages" in x):
+        for m in x["messages"]["messages"]:
+            print(f"| {x['model']} | {m['what']} | {m['bytes'] / 2**20:.1f} | {m['ms']:.3f} | {m['gb_per_s']:.0f} |")
+    print("\nThe same numbers in every step as one GPU has them:\n\n| model | micro-batches | schedule | steps | losses "
+          "and norm | hashes of gradients and parameters |\n|---|---|---|---|---|---|")
+    for (model, m, schedule), of in rows.items():
+        one = rows.get((model, m, "one"))
+        if schedule == "one" or one is None:
+            continue
+        equal, hashed, same = len(of) == len(one), 0, True
+        for a, b in zip(of, one):
+            equal = equal and all(a[k] == b[k] for k in a if k.endswith("loss") or k == "grad_norm")
+            if "grad_hash" in a:
+                hashed += 1
+                same = same and a["grad_hash"] == b["grad_hash"] and a["param_hash"] == b["param_hash"]
+        print(f"| {model} | {m} | {schedule} | {len(of)} | {'equal' if equal else '**differ**'} | "
+              f"{'' if not hashed else f'{hashed} equal' if same else '**differ**'} |")
+    print("\nTimes of a step, medians without the first one. `measured`: from its begin to the end of its last pass; `simulated`: "
+          "of the parts above; peak memory of the pool on each rank:\n\n| model | micro-batches | schedule | measured ms | simulated ms "
+          "| ratio | bubble % | simulated % | messages exposed ms | step ms | tokens/s | x one GPU | peak GiB |"
+          "\n|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for (model, m, schedule), of in rows.items():
+        if (model, m, schedule) in untimed:
+            continue
+        later = [r for r in of[1:] if "grad_hash" not in r]
+        step = median([r["step_ms"] for r in later])
+        rate = median([r["tokens_per_s"] for r in later])
+        if schedule == "one":
+            print(f"| {model} | {m} | one GPU | | | | | | | {step:.1f} | {rate:.0f} | 1 | "
+                  f"{later[-1]['pool_peak_bytes'] / 2**30:.1f} |")
+            continue
+        measured = median([r["pipeline_ms"] for r in later])
+        bubble = 100 * median([r["bubble_measured"] for r in later])
+        s = simulated.get((model, m, schedule))
+        one = rows.get((model, m, "one"))
+        times = "" if one is None else f"{median([r['step_ms'] for r in one[1:] if 'grad_hash' not in r]) / step:.2f}"
+        print(f"| {model} | {m} | {schedule} | {measured:.1f} | "
+              + (f"{s['makespan']:.1f} | {measured / s['makespan']:.3f} | {bubble:.1f} | {100 * s['bubble']:.1f}" if s else
+                 f" | | {bubble:.1f} | ")
+              + f" | {median([r['messages_exposed_ms'] or 0 for r in later]):.1f} | {step:.1f} | {rate:.0f} | {times} | "
+              + " ".join(f"{b / 2**30:.1f}" for b in later[-1]["rank_peak_bytes"]) + " |")
+
+
+{"training": training, "pipeline": pipeline, "passes": passes, "benchmark": benchmark,
+ "memory": memory, "kernels": kernels, "misses": misses}[sys.argv[1]](*sys.argv[2:])

@@ -1,33 +1,98 @@
-// tapeline bench: time and memory of a model's forward and backward pass.
+// tapeline bench: time and memory of a model's forward and backward pass, and
+// what a pipeline's stages and messages take.
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <iostream>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "dist/launch.h"
 #include "runtime/cuda_monitor.h"
+#include "runtime/device.h"
 #include "runtime/file.h"
 #include "tools/config/config.h"
 #include "tools/tapeline/verbs.h"
 #include "tools/train/bench.h"
+#include "tools/train/bench_pipeline.h"
+#include "tools/train/open_device.h"
 #include "tools/train/run_options.h"
+#include "tools/train/spawn.h"
 
 namespace tapeline {
+namespace {
+
+constexpr int64_t kMostProcesses = 64;
+constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
+
+template <class Report>
+int print(const absl::StatusOr<Report>& report, bool json) {
+  if (!report.ok()) return fail(exit_code(report.status()), report.status());
+  std::cout << (json ? to_json(*report).dump() + "\n" : to_text(*report));
+  return end_output();
+}
+
+StagesOptions stages_options(const Config& c, const BenchOptions& options) {
+  StagesOptions out;
+  out.ranks = static_cast<int>(std::max<int64_t>(1, c.pipeline.ranks));
+  out.warmup = options.warmup;
+  out.repeats = options.repeats;
+  out.model_path = user_path(c.model.path);
+  out.data = user_corpus(c.data.train);
+  out.schedule_file = user_path(c.pipeline.file);
+  return out;
+}
+
+int messages(const Config& c, const BenchOptions& options, bool json) {
+  const absl::StatusOr<Launched> launch = read_launch(process_environment());
+  if (!launch.ok()) return fail(kExitBadInput, launch.status());
+  if (launch->world < 2) {
+    return fail(kExitUsage,
+                "--messages needs processes to exchange them; --nproc 2, or "
+                "start them with a launcher");
+  }
+  absl::StatusOr<std::unique_ptr<Device>> device =
+      open_device(c.device, launch->local_rank);
+  if (!device.ok()) return fail(kExitBadInput, device.status());
+  std::optional<DeviceScope> scope;
+  if (*device) scope.emplace(**device);
+  const absl::StatusOr<MessagesReport> report =
+      bench_messages(c, *launch, stages_options(c, options));
+  const int code =
+      launch->rank == 0 || !report.ok() ? print(report, json) : int{kExitDone};
+  // Nothing may wait for a process that is gone.
+  if (code == kExitCommunication) std::_Exit(code);
+  return code;
+}
+
+}  // namespace
 
 int bench_verb(const Arguments& arguments) {
   std::string config, trace;
   std::vector<std::string> sets;
   BenchOptions options;
-  bool fwd_bwd = false, json = false;
-  int64_t threads = kAllThreads;
+  bool fwd_bwd = false, json = false, stages = false, with_messages = false;
+  int64_t processes = kNotGiven;
+  int64_t threads = kAllThreads, batch = kNotGiven;
   Flags flags("bench");
   flags.add("config", &config, "F", "TOML file (required)");
   flags.add("set", &sets, "KEY=VALUE", "over the file's value; repeatable");
-  flags.add("batch", &options.batch, "B", "sequences");
+  flags.add("batch", &batch, "B", "sequences; 1");
   flags.add("seq", &options.seq, "S", "tokens of each; train.seq_len");
-  flags.add("fwd_bwd", &fwd_bwd, "", "forward and backward pass (required)");
+  flags.add("fwd_bwd", &fwd_bwd, "", "forward and backward pass");
+  flags.add("stages", &stages, "",
+            "instead: F, I, W and B of each stage that a pipeline of "
+            "pipeline.ranks has, all here, over training's micro-batches");
+  flags.add("messages", &with_messages, "",
+            "instead: a pipeline's messages between processes, there and back");
+  flags.add("nproc", &processes, "N",
+            "with --messages: start N processes here");
   flags.add("warmup", &options.warmup, "N", "passes before the timed ones");
   flags.add("repeats", &options.repeats, "N", "passes to time");
   flags.add("alternate", &options.alternate, "",
@@ -43,9 +108,18 @@ int bench_verb(const Arguments& arguments) {
   if (config.empty()) {
     return fail(kExitUsage, "--config is missing; give a TOML file");
   }
-  if (!fwd_bwd) {
+  if (int{fwd_bwd} + int{stages} + int{with_messages} != 1) {
+    return fail(kExitUsage, "give one of --fwd_bwd, --stages and --messages");
+  }
+  if (!fwd_bwd && (options.alternate || !trace.empty() || options.seq != 0 ||
+                   batch != kNotGiven)) {
     return fail(kExitUsage,
-                "--fwd_bwd is missing; it is what can be measured so far");
+                "--batch, --seq, --alternate and --trace go with --fwd_bwd; "
+                "micro-batches of a pipeline are those of the config");
+  }
+  if (batch != kNotGiven) options.batch = batch;
+  if (processes != kNotGiven && !with_messages) {
+    return fail(kExitUsage, "--nproc goes with --messages");
   }
   const auto outside = [](int64_t value, int64_t least, int64_t most) {
     return value < least || value > most;
@@ -70,6 +144,16 @@ int bench_verb(const Arguments& arguments) {
   if (const absl::Status status = check_settings(*loaded); !status.ok()) {
     return fail(kExitBadInput, status);
   }
+  if (with_messages) {
+    if (processes != kNotGiven && !was_spawned()) {
+      if (outside(processes, 2, kMostProcesses)) {
+        return fail(kExitUsage,
+                    absl::StrCat("--nproc must be from 2 to ", kMostProcesses));
+      }
+      return run_processes(command_line(), static_cast<int>(processes));
+    }
+    return messages(*loaded, options, json);
+  }
   if (options.alternate && !loaded->offload.activations &&
       !loaded->offload.ids) {
     return fail(kExitUsage,
@@ -81,6 +165,9 @@ int bench_verb(const Arguments& arguments) {
   if (const absl::Status status = use_device(loaded->device, threads);
       !status.ok()) {
     return fail(kExitBadInput, status);
+  }
+  if (stages) {
+    return print(bench_stages(*loaded, stages_options(*loaded, options)), json);
   }
   const absl::StatusOr<BenchReport> report =
       bench_forward_backward(*loaded, user_path(loaded->model.path), options);

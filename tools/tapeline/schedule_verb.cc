@@ -34,7 +34,8 @@ namespace {
 constexpr double kMostCost = 1e15;
 
 struct ScheduleFlags {
-  std::string name, file, validate, cost, layout, part_cost, svg, csv;
+  std::string name, file, validate, cost, stage_cost, layout, part_cost;
+  std::string svg, csv;
   std::string ov_release = "end";
   ScheduleSize size{.ranks = 0, .chunks = 0, .micro_batches = 0};
   double latency = 0, max_activations = 0;
@@ -55,6 +56,9 @@ Flags make_flags(ScheduleFlags& f) {
   flags.add("validate", &f.validate, "F", "only say whether it can run");
   flags.add("cost", &f.cost, "F=1,I=1,W=1",
             "of an action of one stage; also B (I + W) and OV (F + B)");
+  flags.add("stage_cost", &f.stage_cost, "JSON",
+            "instead: of each stage, as `tapeline bench --stages --json` "
+            "prints it");
   flags.add("latency", &f.latency, "C", "of a message between ranks (0)");
   flags.add("ov_release", &f.ov_release, "end|early",
             "when the halves of OV give their results (end)");
@@ -98,6 +102,9 @@ std::string check(const ScheduleFlags& f) {
   if (f.max_activations < 0) return "--max_activations must not be negative";
   if (!f.part_cost.empty() && f.layout.empty()) {
     return "--part_cost goes with --layout";
+  }
+  if (!f.stage_cost.empty() && !(f.cost.empty() && f.layout.empty())) {
+    return "--stage_cost goes with neither --cost nor --layout";
   }
   if (f.ov_release != "end" && f.ov_release != "early") {
     return absl::StrCat("--ov_release is '", f.ov_release,
@@ -153,6 +160,44 @@ absl::StatusOr<StageCosts> parse_cost(const std::string& text) {
                                   return true;
                                 }));
   return costs;
+}
+
+// {"stages": [{"F": 1, "I": 1, "W": 1, "B": 2}, ...]}; B may be absent.
+absl::StatusOr<std::vector<StageCosts>> read_stage_costs(
+    const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, read_file(user_path(path)));
+  ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
+  const auto wrong = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", what,
+                     "; give what `tapeline bench --stages --json` prints"));
+  };
+  const Json* stages = json.find("stages");
+  if (stages == nullptr || !stages->is_array()) {
+    return wrong("it has no array 'stages'");
+  }
+  std::vector<StageCosts> out;
+  for (const Json& stage : stages->array()) {
+    std::optional<double> value[4];
+    for (size_t i = 0; i < 4; ++i) {
+      const Json* found = stage.find(std::string_view("FIWB").substr(i, 1));
+      if (found == nullptr) continue;
+      if (!found->is_number() || found->number() < 0 ||
+          found->number() > kMostCost) {
+        return wrong(absl::StrCat("stage ", out.size(), " has a cost of ",
+                                  found->dump()));
+      }
+      value[i] = found->number();
+    }
+    if (!value[0] || !value[1] || !value[2]) {
+      return wrong(absl::StrCat("stage ", out.size(), " lacks F, I or W"));
+    }
+    out.push_back({.forward = *value[0],
+                   .input = *value[1],
+                   .weight = *value[2],
+                   .backward = value[3]});
+  }
+  return out;
 }
 
 // How many layers the parts of a model are worth.
@@ -218,6 +263,7 @@ struct Report {
   Costs costs;
   Simulation simulation;
   std::optional<Layout> layout;
+  bool stage_costs = false;  // costs.stages were given one by one
 
   // In micro-batches of a whole rank.
   std::vector<double> peak(const Holds& holds) const {
@@ -261,9 +307,18 @@ Json layout_json(const Layout& layout) {
   return out;
 }
 
+Json cost_json(const StageCosts& c) {
+  Json cost;
+  cost["F"] = c.forward;
+  cost["I"] = c.input;
+  cost["W"] = c.weight;
+  cost["B"] = c.whole_backward();
+  cost["OV"] = c.overlapped.value_or(c.forward + c.whole_backward());
+  return cost;
+}
+
 Json to_json(const Report& r) {
   const Schedule& s = r.schedule;
-  const StageCosts& c = r.cost;
   Json out;
   out["schema"] = 1;
   out["name"] = r.name;
@@ -271,12 +326,13 @@ Json to_json(const Report& r) {
   out["chunks"] = s.chunks();
   out["micro_batches"] = s.micro_batches;
   out["placement"] = array_json(s.placement);
-  Json& cost = out["cost"];
-  cost["F"] = c.forward;
-  cost["I"] = c.input;
-  cost["W"] = c.weight;
-  cost["B"] = c.whole_backward();
-  cost["OV"] = c.overlapped.value_or(c.forward + c.whole_backward());
+  if (r.stage_costs) {
+    Json::Array costs;
+    for (const StageCosts& of : r.costs.stages) costs.push_back(cost_json(of));
+    out["stage_cost"] = std::move(costs);
+  } else {
+    out["cost"] = cost_json(r.cost);
+  }
   out["latency"] = r.costs.latency;
   out["ov_release"] = r.costs.ov_release == OvRelease::kEnd ? "end" : "early";
   out["makespan"] = r.simulation.makespan;
@@ -386,6 +442,15 @@ absl::StatusOr<Report> make_report(const ScheduleFlags& f,
     for (const StageParts& parts : *r.layout) {
       r.costs.stages.push_back(scaled(cost, layers_of(parts, weights)));
     }
+  }
+  if (!f.stage_cost.empty()) {
+    ASSIGN_OR_RETURN(r.costs.stages, read_stage_costs(f.stage_cost));
+    if (static_cast<int>(r.costs.stages.size()) != r.schedule.stages()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(f.stage_cost, " has ", r.costs.stages.size(),
+                       " stages; the schedule has ", r.schedule.stages()));
+    }
+    r.stage_costs = true;
   }
   ASSIGN_OR_RETURN(r.simulation, simulate(r.schedule, r.costs));
   return r;

@@ -63,6 +63,13 @@ Json to_json(const StepRecord& r) {
   };
   json["bubble_measured"] = or_null(r.bubble_measured);
   json["bubble_simulated"] = or_null(r.bubble_simulated);
+  if (r.pipeline_ms) {
+    json["pipeline_ms"] = *r.pipeline_ms;
+    json["messages_exposed_ms"] = or_null(r.messages_exposed_ms);
+    Json::Array peaks;
+    for (const int64_t bytes : r.rank_peak_bytes) peaks.emplace_back(bytes);
+    json["rank_peak_bytes"] = std::move(peaks);
+  }
   json["skipped"] = r.skipped;
   if (!r.grad_hash.empty()) json["grad_hash"] = r.grad_hash;
   if (!r.param_hash.empty()) json["param_hash"] = r.param_hash;
@@ -94,7 +101,10 @@ std::string step_line(const StepRecord& r, int64_t total_steps,
       r.bubble_measured && r.bubble_simulated
           ? absl::StrCat(
                 " | bubble ", format("%4.1f", 100 * *r.bubble_measured),
-                format(" %% (sim %4.1f %%)", 100 * *r.bubble_simulated))
+                format(" %% (sim %4.1f %%)", 100 * *r.bubble_simulated),
+                r.messages_exposed_ms
+                    ? format(", messages %.1f ms", *r.messages_exposed_ms)
+                    : std::string())
           : std::string(),
       " | ETA ", clock_time(seconds_left), " | skip ", r.skipped);
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/json.h"
@@ -31,7 +32,12 @@ struct StepRecord {
   // Idle part of all pipeline ranks' time: as it was, and as a simulation has
   // it in which each pass takes what it took on average. Absent: no pipeline.
   std::optional<double> bubble_measured, bubble_simulated;
-  std::string grad_hash, param_hash;  // empty: not computed at this step
+  // Of the rank that took longest, from its step's begin to the end of its last
+  // pass; of a rank on average, idle while a message that it needed was under
+  // way. Absent: no pipeline, and where the host moves messages.
+  std::optional<double> pipeline_ms, messages_exposed_ms;
+  std::vector<int64_t> rank_peak_bytes;  // pool_peak_bytes of each rank
+  std::string grad_hash, param_hash;     // empty: not computed at this step
 };
 
 struct EvalRecord {

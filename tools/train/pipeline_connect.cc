@@ -1,5 +1,9 @@
 #include "tools/train/pipeline_connect.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,6 +56,13 @@ class SoleProcess : public Communicator {
   int64_t position_ = -1;
 };
 
+void end_process(const absl::Status& status) {
+  std::string line(status.message());
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  std::cerr << "tapeline: " << line << std::endl;
+  std::_Exit(kExitCommunication);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> connect_processes(
@@ -63,7 +74,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> connect_processes(
         connect_nccl(launch, {.routes = routes_of(plan),
                               .groups = groups_of(plan),
                               .connect_timeout = connect_timeout,
-                              .deadline = deadline});
+                              .deadline = deadline,
+                              .last_resort = end_process});
     // A library that is missing is found before anybody is missed.
     const bool lacks = absl::IsNotFound(made.status()) ||
                        absl::IsFailedPrecondition(made.status());

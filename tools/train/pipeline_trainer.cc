@@ -22,7 +22,17 @@ namespace {
 // A rank's numbers of a step, in the vector that all ranks add up: those of
 // each rank in its own places, then per stage and kind of pass what replicas
 // add together.
-enum Number { kBusy, kSeconds, kReplays, kOffloaded, kExposed, kNumbers };
+enum Number {
+  kBusy,
+  kSeconds,
+  kReplays,
+  kOffloaded,
+  kExposed,
+  kTimesMessages,  // whether it does
+  kMessages,
+  kPeak,
+  kNumbers
+};
 enum PassNumber { kPasses, kRecomputed, kPassSeconds, kPassNumbers };
 constexpr int kKinds = 4;
 
@@ -262,7 +272,7 @@ absl::Status PipelineTrainer::add_statistics(StepRecord& record,
     }
   }
   const int ranks = job_.all().size(), stages = job_.plan().stages();
-  const ExecutorCounters& counters = executor_->counters();
+  const ExecutorCounters& counters = executor_->times();
   std::vector<double> numbers(
       static_cast<size_t>(ranks * kNumbers) + pass_place(stages, {}), 0);
   double* mine = numbers.data() + job_.rank() * kNumbers;
@@ -279,9 +289,14 @@ absl::Status PipelineTrainer::add_statistics(StepRecord& record,
   mine[kOffloaded] =
       static_cast<double>(offload_counters_.copied_bytes - before.copied_bytes);
   mine[kExposed] = offload_counters_.exposed_seconds - before.exposed_seconds;
+  mine[kTimesMessages] = counters.exposed_seconds ? 1 : 0;
+  mine[kMessages] = counters.exposed_seconds.value_or(0);
+  mine[kPeak] = static_cast<double>(Device::current().pool().stats().peak);
   RETURN_IF_ERROR(
       all_reduce(job_.all(), "statistics", numbers, job_.deadline()));
   double busy = 0, longest = 0, replayed = 0, offloaded = 0, exposed = 0;
+  double waited = 0;
+  bool timed = false;
   for (int r = 0; r < ranks; ++r) {
     const double* of = numbers.data() + r * kNumbers;
     busy += of[kBusy];
@@ -289,12 +304,17 @@ absl::Status PipelineTrainer::add_statistics(StepRecord& record,
     replayed += of[kReplays];
     offloaded += of[kOffloaded];
     exposed = std::max(exposed, of[kExposed]);
+    timed = timed || of[kTimesMessages] > 0;
+    waited += of[kMessages];
+    record.rank_peak_bytes.push_back(static_cast<int64_t>(of[kPeak]));
   }
   record.replays = static_cast<int64_t>(replayed);
   record.offload_bytes = static_cast<int64_t>(offloaded);
   record.offload_exposed_ms = 1000 * exposed;
   record.pinned_bytes = Device::current().pinned().stats().reserved;
   record.bubble_measured = longest > 0 ? 1 - busy / (longest * ranks) : 0;
+  record.pipeline_ms = 1000 * longest;
+  if (timed) record.messages_exposed_ms = 1000 * waited / ranks;
   record.bubble_simulated = simulated_bubble(
       {numbers.begin() + static_cast<int64_t>(ranks) * kNumbers,
        numbers.end()});
