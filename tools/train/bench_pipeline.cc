@@ -83,8 +83,10 @@ absl::StatusOr<std::unique_ptr<Pipeline>> make_parts(const Config& c, int ranks,
   out->data.mtp_weight = options.loss.mtp_weight;
   out->data.coefficients = {options.loss.balance, options.loss.z,
                             options.loss.indexer};
+  ASSIGN_OR_RETURN(std::vector<bool> recompute,
+                   recomputed_layers(c, out->model->layers()));
   const StageMemory memory = {
-      .recompute = recomputed_layers(c, out->model->layers()),
+      .recompute = std::move(recompute),
       .keep = options.keep,
       .drop_norms = options.drop_norms,
       .offload = options.offload,
