@@ -273,15 +273,23 @@ void expect_choice_of_the_cpu(int64_t experts, RouterOptions rule, bool biased,
     route(cpu, view_of(choice, {kTokens, k}), view_of(e_offsets, {experts + 1}),
           view_of(e_row, {kTokens, k}), view_of(e_token, {capacity}),
           view_of(e_slot, {capacity}));
-    const Tensor offsets = ints({experts + 1}), row = ints({kTokens, k}),
-                 token = ints({capacity}), slot = ints({capacity});
-    route(launch(), read<int32_t>(Tensor::from(choice, {kTokens, k})),
-          write<int32_t>(offsets), write<int32_t>(row), write<int32_t>(token),
-          write<int32_t>(slot));
-    EXPECT_EQ(offsets.to_vector<int32_t>(), e_offsets);
-    EXPECT_TRUE(row.to_vector<int32_t>() == e_row);
-    EXPECT_TRUE(token.to_vector<int32_t>() == e_token);
-    EXPECT_TRUE(slot.to_vector<int32_t>() == e_slot);
+    const Tensor space =
+        bytes(route_workspace_bytes(launch(), kTokens, k, experts));
+    const auto in_space = write<uint8_t>(space);
+    ASSERT_GT(space.bytes(), 0);  // the other way
+    for (std::byte* workspace :
+         {static_cast<std::byte*>(nullptr),
+          reinterpret_cast<std::byte*>(in_space.view().data)}) {
+      const Tensor offsets = ints({experts + 1}), row = ints({kTokens, k}),
+                   token = ints({capacity}), slot = ints({capacity});
+      route(launch(), read<int32_t>(Tensor::from(choice, {kTokens, k})),
+            write<int32_t>(offsets), write<int32_t>(row), write<int32_t>(token),
+            write<int32_t>(slot), workspace);
+      EXPECT_EQ(offsets.to_vector<int32_t>(), e_offsets);
+      EXPECT_TRUE(row.to_vector<int32_t>() == e_row);
+      EXPECT_TRUE(token.to_vector<int32_t>() == e_token);
+      EXPECT_TRUE(slot.to_vector<int32_t>() == e_slot);
+    }
   }
 }
 

@@ -105,6 +105,9 @@ TEST(Repeat, MoeLayerForwardAndBackward) {
   const Tensor dz = bf16s({R, D}), da = bf16s({R, F}), dh = bf16s({R, 2 * F}),
                dx_R = bf16s({R, D}), dx = bf16s({T, D});
   const Tensor dup = floats({E, 2 * F, D}), ddown = floats({E, D, F});
+  const Tensor space = Tensor::empty(
+      {static_cast<int64_t>(route_workspace_bytes(launch(), T, K, E))},
+      DType::kU8);
 
   ASSERT_TRUE(grouped_matmul_forward_path(read<bf16>(x_R).view(),
                                           read<bf16>(up).view(),
@@ -140,7 +143,8 @@ TEST(Repeat, MoeLayerForwardAndBackward) {
         router_weights<float>(l, read<float>(logits), read<int32_t>(ids), rule,
                               write<float>(weight));
         route(l, read<int32_t>(ids), write<int32_t>(offsets),
-              write<int32_t>(row), write<int32_t>(token), write<int32_t>(slot));
+              write<int32_t>(row), write<int32_t>(token), write<int32_t>(slot),
+              reinterpret_cast<std::byte*>(write<uint8_t>(space).view().data));
         dispatch_forward<bf16>(l, read<bf16>(x), read<int32_t>(row),
                                write<bf16>(x_R));
         grouped_matmul_forward<bf16>(l, read<bf16>(x_R), read<bf16>(up),
