@@ -12,8 +12,8 @@ std::atomic<int64_t> replays = 0, stash_reads = 0, kept_ops = 0;
 
 // Steps that are no ops.
 constexpr const char* kKept = "a kept op";
-constexpr const char* kStash = "stash";
-constexpr const char* kCheckpoint = "checkpoint";
+constexpr const char* kStash = "a stash";
+constexpr const char* kCheckpoint = "a checkpoint";
 constexpr const char* kEnd = "the end";
 
 std::string layer() { return "layer '" + layer_path(layer_scope()) + "'"; }

@@ -188,8 +188,7 @@ TEST(ContractDeathTest, B31_AnotherOpOnReplayIsNamed) {
   const Tensor loss =
       record(tape, [&] { return sum(checkpoint(true, block, x)); });
   ParameterGradients grads;
-  EXPECT_DEATH(tape.backward(loss, grads),
-               "step 0 of 1 is mul, it was scale");
+  EXPECT_DEATH(tape.backward(loss, grads), "step 0 of 1 is mul, it was scale");
 }
 
 // Sees every tensor that is packed.
@@ -423,8 +422,8 @@ TEST(ContractDeathTest, C17_AStashMoreOrLessOnReplayIsNamed) {
         record(tape, [&] { return sum(checkpoint(true, block, x)); });
     ParameterGradients grads;
     EXPECT_DEATH(tape.backward(loss, grads),
-                 more > 0 ? "step 2 of 3 is stash, it was scale"
-                          : "step 1 of 3 is scale, it was stash");
+                 more > 0 ? "step 2 of 3 is a stash, it was scale"
+                          : "step 1 of 3 is scale, it was a stash");
   }
 }
 

@@ -129,8 +129,11 @@ absl::Status GradientReducer::add(Bucket& bucket) {
 }
 
 absl::Status GradientReducer::progress() {
+  // In order: sums travel in the order in which the others ask for them.
   for (const auto& bucket : open_) {
-    if (!bucket->added && arrived(bucket->mine)) RETURN_IF_ERROR(add(*bucket));
+    if (bucket->added) continue;
+    if (!arrived(bucket->mine)) break;
+    RETURN_IF_ERROR(add(*bucket));
   }
   return absl::OkStatus();
 }

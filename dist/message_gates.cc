@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/check.h"
@@ -53,6 +54,10 @@ absl::StatusOr<std::unique_ptr<MessageGates>> MessageGates::make(
   TcpStore& store = *made->store_;
   made->bytes_ = kStride * places + kStride;
   std::string name;
+  // Whoever has it open keeps it; nobody else is to find it.
+  const absl::Cleanup unlink = [&] {
+    if (launch.rank == 0) shm_unlink(name.c_str());
+  };
   if (launch.rank == 0) {
     name = absl::StrCat("/tapeline-", getpid(), "-", launch.store_port);
     if (share) made->memory_ = open_memory(name, made->bytes_, /*make=*/true);
@@ -70,7 +75,6 @@ absl::StatusOr<std::unique_ptr<MessageGates>> MessageGates::make(
                      store.get(absl::StrCat("gates/", r), timeout));
     all = all && has == "yes";
   }
-  if (launch.rank == 0) shm_unlink(name.c_str());
   if (!all && made->memory_ != nullptr) {
     munmap(made->memory_, made->bytes_);
     made->memory_ = nullptr;

@@ -503,9 +503,11 @@ class NcclCommunicator : public Communicator {
     }
     RETURN_IF_ERROR(settle(line, result, o.what));
     if (o.marks != nullptr) o.travel.end = o.marks->mark(*line.stream);
+    // Not under the lock: it may wait for the device, and who aborts that needs
+    // the lock.
+    cuda_check(cudaEventRecord(o.done, stream_of(line)));
     {
       const std::lock_guard lock(mutex_);
-      cuda_check(cudaEventRecord(o.done, stream_of(line)));
       line.waiting.pop_front();
       o.begun = absl::Now();
       o.has_begun = true;
@@ -650,7 +652,9 @@ class NcclCommunicator : public Communicator {
       absl::Status found;
       {
         const std::lock_guard lock(mutex_);
-        if (stopping_ || !ended_.ok()) return;
+        if (stopping_) return;
+        // Whoever met the error does not abort what has begun.
+        found = ended_;
         const absl::Time now = absl::Now();
         const auto look = [&](const Operation& operation) {
           if (!operation.has_begun ||
@@ -669,8 +673,8 @@ class NcclCommunicator : public Communicator {
         NcclResult result = kNcclSuccess;
         if (nccl_.get_async_error(line.comm, &result) == kNcclSuccess &&
             result != kNcclSuccess && result != kNcclInProgress) {
-          found = absl::UnavailableError(absl::StrCat(
-              "rank ", rank(), ": NCCL: ", nccl_.error_string(result)));
+          found.Update(absl::UnavailableError(absl::StrCat(
+              "rank ", rank(), ": NCCL: ", nccl_.error_string(result))));
         }
       }
       if (!found.ok()) {

@@ -255,7 +255,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 // out[s][j] += the sum over parts of partial[part][s][j]. A block has 32
-// columns of one sum; 32 threads share each.
+// columns of one sum; 32 threads share each: thread g adds parts g, g + 32, ..,
+// the first of them then the 32 sums.
 constexpr int kPartThreads = 1024;
 template <class A, int kSums>
 __global__ void __launch_bounds__(kPartThreads)
@@ -332,6 +333,7 @@ void launch_norm_gradients(const Launch& l, const NormPlan& plan,
 template <class A, int kSums>
 void launch_add_norm_parts(const Launch& l, const View<const A>& partial,
                            int64_t d, const ColumnOutputs<A, kSums>& out) {
+  CHECK_LE(partial.size(0), kMostNormParts);
   const dim3 blocks(static_cast<unsigned>(ceil_div(d, kWarp)), kSums);
   add_norm_parts<A, kSums><<<blocks, kPartThreads, 0, stream_of(l)>>>(
       static_cast<int>(partial.size(0)), d, partial.data, out);

@@ -4,7 +4,8 @@
 // A kernel names pack j of a row of n elements; `kWhole` says that every pack
 // is full and aligned. If not, elements are read one by one and what lies
 // beyond the row counts as 0. Arithmetic is the same either way, so the bits of
-// a result depend on the shape and not on addresses.
+// a result depend on the shape and not on addresses, unless an op has another
+// kernel for aligned rows (layer_norm.h, rms_norm.h).
 #pragma once
 
 #include <cooperative_groups.h>

@@ -20,8 +20,14 @@ NO_STALL = ("selected", "not_selected")
 
 def kernel_name(text):
     """Without a return type, unnamed namespaces and parameters: forward_short<16, bf16>."""
-    text = re.sub(r"<?unnamed>::|\(anonymous namespace\)::", "", text)
-    return re.sub(r"^void |\(.*", "", text)
+    text = re.sub(r"<?unnamed>::|\(anonymous namespace\)::|^void ", "", text)
+    # Parameters begin at a parenthesis that is no cast in a template's arguments.
+    depth = 0
+    for at, c in enumerate(text):
+        depth += (c == "<") - (c == ">")
+        if c == "(" and depth == 0:
+            return text[:at]
+    return text
 
 
 def number(text):

@@ -18,7 +18,7 @@ cat > "$dir/page.csv" <<CSV
 ==PROF== Connected to process 1
 "ID","Kernel Name","Block Size","Grid Size","dram__bytes.sum","gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum","sm__throughput.avg.pct_of_peak_sustained_elapsed","lts__throughput.avg.pct_of_peak_sustained_elapsed","sm__warps_active.avg.pct_of_peak_sustained_active","launch__registers_per_thread","${stall}_long_scoreboard_per_issue_active.ratio","${stall}_barrier_per_issue_active.ratio","${stall}_selected_per_issue_active.ratio","${stall}_long_scoreboard_not_issued_per_issue_active.ratio"
 "","","","","byte","%","ns","%","%","%","register/thread","inst","inst","inst","inst"
-"0","void <unnamed>::forward<16, bf16>(Rows, float *)","(256, 1, 1)","(1,024, 1, 1)","33,554,432","61.25","13,300","20.5","40","88.8","32","6","1.5","1","99"
+"0","void <unnamed>::forward<(int)16, bf16>(Rows, float *)","(256, 1, 1)","(1,024, 1, 1)","33,554,432","61.25","13,300","20.5","40","88.8","32","6","1.5","1","99"
 "1","add_up(int)","(32, 1, 1)","(1, 1, 1)","0","0.1","2,000","0.1","0.2","1.5","16","1","2","1","0"
 CSV
 echo 0 > "$dir/code"
@@ -28,7 +28,7 @@ expect() {
   grep -qF "$2" "$1" || { echo "no $2 in:"; cat "$1"; exit 1; }
 }
 [ "$(wc -l < "$dir/out")" = 2 ]
-expect "$dir/out" '"op": "layernorm_fwd", "shape": "65536x128", "kernel": "forward<16, bf16>"'
+expect "$dir/out" '"op": "layernorm_fwd", "shape": "65536x128", "kernel": "forward<(int)16, bf16>"'
 expect "$dir/out" '"us": 13.3, "dram_mb": 33.6, "dram_pct": 61.2'
 expect "$dir/out" '"occupancy_pct": 88.8, "stall": "long_scoreboard", "stall_pct": 70.6'
 expect "$dir/out" '"kernel": "add_up"'

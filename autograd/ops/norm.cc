@@ -23,17 +23,16 @@ Tensor partial_of(const ParameterUse& use, int64_t parts, Shape each) {
   return Tensor::empty(shape, dtype_of<A>(), Tag::kWorkspace);
 }
 
-// Where I can make W's sums in the same pass, it leaves them in partial. That
-// depends on shapes and on which gradients are wanted, so I and W give the same
-// bits together and apart.
+// Where a pass over dy and x can make dx and W's sums, it leaves those in
+// partial. It runs in I, or in W where nobody wants dx: the sums are the same,
+// whether a stage begins here or what comes before is frozen.
 struct RmsNormNode : Node {
   SavedTensor x, rstd_N;
   ParameterUse w_D;
   Tensor partial_PD;
 
-  void backward_inputs(Backward& b) override {
-    if (!b.needs(0)) return;
-    const Tensor& dy = b.grad();
+  // dx, which is not written if it is not wanted and has no sums beside it.
+  Tensor run(const Tensor& dy, bool wanted) {
     Tensor dx = empty_like(dy);
     dispatch_float(dy.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
@@ -50,13 +49,21 @@ struct RmsNormNode : Node {
       const auto backward = [&](const View<A>& partial) {
         rms_norm_backward<T>(launch(), dy_ND, x_ND, w, rstd, dx_ND, partial);
       };
-      partial_PD ? backward(write<A>(partial_PD)) : backward({});
+      if (partial_PD) {
+        backward(write<A>(partial_PD));
+      } else if (wanted) {
+        backward({});
+      }
     });
-    b.add(0, std::move(dx));
+    return dx;
+  }
+  void backward_inputs(Backward& b) override {
+    if (b.needs(0)) b.add(0, run(b.grad(), true));
   }
   bool has_weights() const override { return w_D.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy = b.grad();
+    if (!b.needs(0)) run(dy, false);
     dispatch_float(dy.dtype(), [&]<class T>() {
       if (const Tensor partial = std::exchange(partial_PD, {})) {
         return rms_norm_add_parts<Accumulator<T>>(
@@ -76,9 +83,8 @@ struct LayerNormNode : Node {
   ParameterUse w_D, b_D;
   Tensor partial_P2D;
 
-  void backward_inputs(Backward& b) override {
-    if (!b.needs(0)) return;
-    const Tensor& dy = b.grad();
+  // dx, which is not written if it is not wanted and has no sums beside it.
+  Tensor run(const Tensor& dy, bool wanted) {
     Tensor dx = empty_like(dy);
     dispatch_float(dy.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
@@ -97,13 +103,21 @@ struct LayerNormNode : Node {
         layer_norm_backward<T>(launch(), dy_ND, x_ND, w, mean, rstd, dx_ND,
                                partial);
       };
-      partial_P2D ? backward(write<A>(partial_P2D)) : backward({});
+      if (partial_P2D) {
+        backward(write<A>(partial_P2D));
+      } else if (wanted) {
+        backward({});
+      }
     });
-    b.add(0, std::move(dx));
+    return dx;
+  }
+  void backward_inputs(Backward& b) override {
+    if (b.needs(0)) b.add(0, run(b.grad(), true));
   }
   bool has_weights() const override { return w_D.trainable; }
   void backward_weights(Backward& b) override {
     const Tensor& dy = b.grad();
+    if (!b.needs(0)) run(dy, false);
     dispatch_float(dy.dtype(), [&]<class T>() {
       using A = Accumulator<T>;
       if (const Tensor partial = std::exchange(partial_P2D, {})) {

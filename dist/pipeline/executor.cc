@@ -186,8 +186,11 @@ const ExecutorCounters& Executor::times() {
     counters_.passes[{pass.stage, pass.kind}].seconds += 1e-3 * (end - begin);
     for (const Travel& travel : pass.travels) {
       timed = true;
+      // Of two that travel together the time counts once.
       const double left = std::max(last, marks_.ms(travel.begin));
-      exposed += std::max(0.0, std::min(begin, marks_.ms(travel.end)) - left);
+      const double right = std::min(begin, marks_.ms(travel.end));
+      exposed += std::max(0.0, right - left);
+      last = std::max(last, right);
     }
     last = end;
     counters_.seconds = 1e-3 * (last - marks_.ms(begun_));

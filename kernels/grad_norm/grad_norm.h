@@ -26,8 +26,8 @@ bool all_finite(Launch, View<const A> x);
 
 // The same for a device that the host does not wait for, of many tensors in few
 // launches; the bits of each do not depend on the others:
-//   each[i] = squared norm of x[i]       partial [N, kNormPartials] is
-//   workspace total[0] += each[0], each[1], ..     one after the other
+//   each[i] = squared norm of x[i]; partial [N, kNormPartials] is workspace
+//   total[0] += each[0], each[1], .. one after the other
 //   factor[0] = min(1, max_norm / (sqrt(squares[0]) + 1e-6)), as
 //               torch.nn.utils.clip_grad_norm_; 1 for max_norm = 0; NaN if
 //               squares is not finite: then a step is not taken (adamw.h).

@@ -12,9 +12,10 @@
 //   parts            Where P = layer_norm_parts() is not 0, backward may be
 //                    given partial [P, 2, D] to overwrite: the terms of dw and
 //                    of db, summed over P parts of the rows. add_parts does dw
-//                    and db += these, in order of the parts, and nothing reads
-//                    dy and x again. P and the order follow from shapes,
-//                    strides and alignment.
+//                    and db += the sum of these, in an order that is the
+//                    device's own, and nothing reads dy and x again.
+// P, orders and the bits of a forward follow from shapes, strides and
+// alignment: aligned rows have kernels of their own.
 // T in {float, bf16, double}; arithmetic in Accumulator<T>, y is rounded once.
 // The variance is that of the deviations from the mean (two passes): rows far
 // from zero keep their digits. Rows have last stride 1; the rest is dense.

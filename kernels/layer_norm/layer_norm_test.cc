@@ -195,6 +195,28 @@ TEST(LayerNormGradient, IsThatOfForward) {
   EXPECT_TRUE(Close(p.db.in(), view_of(db, {17})));
 }
 
+TYPED_TEST(LayerNorm, PartsAddUp) {
+  using A = Accumulator<TypeParam>;
+  for (const int parts : {3, 33, 264}) {
+    Buffer<A> partial({parts, 2, 40}), dw({40}), db({40});
+    partial.normal(1);
+    dw.normal(2);
+    db.normal(3);
+    std::vector<double> expected[] = {dw.values(), db.values()};
+    const std::vector<double> terms = partial.values();
+    for (int i = 0; i < parts * 80; ++i) {
+      expected[i / 40 % 2][i % 40] += terms[i];
+    }
+    layer_norm_add_parts(launch(), partial.in(), dw.view(), db.view());
+    const int64_t sum_length = parts + 1;
+    EXPECT_TRUE(
+        Close(dw.in(), view_of(expected[0], {40}), {.sum_length = sum_length}));
+    EXPECT_TRUE(
+        Close(db.in(), view_of(expected[1], {40}), {.sum_length = sum_length}));
+    EXPECT_TRUE(dw.guards_intact() && db.guards_intact());
+  }
+}
+
 TYPED_TEST(LayerNorm, DxMayBeDy) {
   Problem<TypeParam> p({.n = 4, .d = 50});
   p.forward();

@@ -9,9 +9,10 @@
 //                    add() and then forward, in one pass
 //   parts            Where P = rms_norm_parts() is not 0, backward may be given
 //                    partial [P, D] to overwrite: the terms of dw, summed over
-//                    P parts of the rows. add_parts does dw += these, in order
-//                    of the parts, and nothing reads dy and x again. P and the
-//                    order follow from shapes, strides and alignment.
+//                    P parts of the rows. add_parts does dw += the sum of
+//                    these, in an order that is the device's own, and nothing
+//                    reads dy and x again. P and orders follow from shapes,
+//                    strides and alignment.
 // T in {float, bf16, double}; arithmetic in Accumulator<T>. The normed value is
 // rounded to T before the weight, as transformers does; gradients take that
 // rounding for the identity. Rows have last stride 1; w, rstd and dw are dense.

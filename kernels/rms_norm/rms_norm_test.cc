@@ -181,14 +181,18 @@ TYPED_TEST(RmsNorm, OfASumIsAddAndNorm) {
 
 TYPED_TEST(RmsNorm, PartsAddUp) {
   using A = Accumulator<TypeParam>;
-  Buffer<A> partial({3, 40}), dw({40});
-  partial.normal(1);
-  dw.normal(2);
-  std::vector<double> expected = dw.values();
-  for (int i = 0; i < 3 * 40; ++i) expected[i % 40] += partial.values()[i];
-  rms_norm_add_parts(launch(), partial.in(), dw.view());
-  EXPECT_TRUE(Close(dw.in(), view_of(expected, {40}), {.sum_length = 4}));
-  EXPECT_TRUE(dw.guards_intact());
+  for (const int parts : {3, 33, 264}) {
+    Buffer<A> partial({parts, 40}), dw({40});
+    partial.normal(1);
+    dw.normal(2);
+    std::vector<double> expected = dw.values();
+    const std::vector<double> terms = partial.values();
+    for (int i = 0; i < parts * 40; ++i) expected[i % 40] += terms[i];
+    rms_norm_add_parts(launch(), partial.in(), dw.view());
+    EXPECT_TRUE(
+        Close(dw.in(), view_of(expected, {40}), {.sum_length = parts + 1}));
+    EXPECT_TRUE(dw.guards_intact());
+  }
 }
 
 TYPED_TEST(RmsNorm, DxMayBeDyInOnePass) {

@@ -1,6 +1,7 @@
 // Two GPUs over NCCL: a pipeline of two processes has the bits of one process
 // on one GPU, whatever the schedule, goes on where another layout stopped, and
-// ends by itself when a rank dies or stalls. Skipped with fewer than two GPUs.
+// is to end by itself when a rank dies or stalls. Skipped with fewer than two
+// GPUs.
 #include <arpa/inet.h>
 #include <signal.h>
 #include <sys/socket.h>

@@ -139,7 +139,6 @@ void expect_pipelined(const std::string& run, const std::string& schedule) {
   for (const Json& row : rows(run)) {
     if (row.find("loss") == nullptr) continue;
     EXPECT_GT(row.find("pipeline_ms")->number(), 0);
-    EXPECT_LE(row.find("pipeline_ms")->number(), row.find("step_ms")->number());
     // The host moves messages here.
     EXPECT_TRUE(row.find("messages_exposed_ms")->is_null());
     const Json::Array& peaks = row.find("rank_peak_bytes")->array();

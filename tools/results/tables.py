@@ -153,7 +153,9 @@ def kernels(path, profile_path=None):
     rows = [json.loads(line) for line in open(path)]
     profiles = [json.loads(line) for line in open(profile_path)] if profile_path else []
     ours = [r for r in rows if r["impl"] == "tapeline"]
-    anchors = [r for r in rows if r["impl"] != "tapeline"]
+    others = [r for r in rows if r["impl"] != "tapeline"]
+    anchors = [r for r in others if "baseline_us" in r]
+    measured = [r for r in others if "baseline_us" not in r]  # baselines of the same run
     if not ours:
         sys.exit(f"{path}: no row of tapeline's")
     first = ours[0]
@@ -189,14 +191,17 @@ def kernels(path, profile_path=None):
         wrong = "" if r["verified"] else " **wrong**"
         print(f"| {r['op']}{wrong} | {shape(r)} | {r['us']:.1f} | {rate} | {gbps} | {share} | {base} | {goal} "
               f"| {reached} | {'misses' if miss else ''} |")
-    if missing:
+    if missing and profile_path:
         how = (f", by Nsight Compute on one warmed launch with cold caches, at the base clock "
                f"(`{os.path.basename(profile_path)}` by `tools/profile --json`)" if profile_path else "")
         print(f"\nWhat bounds each miss{how}:\n")
         for r in missing:
             print(f"- {r['op']} ({shape(r)}): {why(r, profiles)}.")
+    if measured:
+        print("\nBaselines that were measured in the same run: "
+              + ", ".join(f"{r['op']} by {r['impl']} ({shape(r)}) {r['us']:.1f} us" for r in measured) + ".")
     if anchors:
-        print("\nThe baseline's times are of another day; three of them, measured again beside these:"
+        print(f"\nThe {'other baselines' if measured else 'baselines'} are of another day; three of them, measured again beside these:"
               "\n\n| op | by | shape | us | then | ratio | within 3 % |\n|---|---|---|---|---|---|---|")
         for r in anchors:
             print(f"| {r['op']} | {r['impl']} | {shape(r)} | {r['us']:.1f} | {r['baseline_us']:.1f} "

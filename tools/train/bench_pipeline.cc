@@ -85,12 +85,11 @@ absl::StatusOr<std::unique_ptr<Pipeline>> make_parts(const Config& c, int ranks,
                             options.loss.indexer};
   ASSIGN_OR_RETURN(std::vector<bool> recompute,
                    recomputed_layers(c, out->model->layers()));
-  const StageMemory memory = {
-      .recompute = std::move(recompute),
-      .keep = options.keep,
-      .drop_norms = options.drop_norms,
-      .offload = options.offload,
-      .strict_offload = options.strict_offload};
+  const StageMemory memory = {.recompute = std::move(recompute),
+                              .keep = options.keep,
+                              .drop_norms = options.drop_norms,
+                              .offload = options.offload,
+                              .strict_offload = options.strict_offload};
   for (int s = 0; s < out->plan.stages(); ++s) {
     out->stages.push_back(
         out->model->make_stage(out->plan.layout, s, compute_dtype(c), memory));
@@ -260,13 +259,12 @@ absl::StatusOr<MessagesReport> bench_messages(const Config& c,
 
   const auto time = [&](Exchange e, const std::string& what,
                         std::vector<MessageTime>& to) -> absl::Status {
-    for (const int64_t n : {o.warmup, o.repeats}) {
+    for (const bool timed : {false, true}) {
+      const int64_t n = timed ? o.repeats : o.warmup;
       if (n == 0) continue;
       absl::StatusOr<double> ms = round_trips(*communicator, e, n, deadline);
       if (!ms.ok()) return ending(kExitCommunication, ms.status());
-      if (n == o.repeats) {
-        to.push_back({what, e.from, e.to, bytes_of(e.specs), *ms});
-      }
+      if (timed) to.push_back({what, e.from, e.to, bytes_of(e.specs), *ms});
     }
     return absl::OkStatus();
   };
