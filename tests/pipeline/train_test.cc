@@ -496,8 +496,7 @@ TEST_F(Train, BenchExchangesEachMessageThereAndBack) {
                        "pipeline.schedule=interleaved"};
   const ChildResult r = tapeline_run(bench + Words{"--nproc", "2"});
   ASSERT_EQ(r.code, 0) << r.err;
-  ASSERT_TRUE(r.out.starts_with("0 | {")) << r.out;
-  const Json json = parse_json(r.out.substr(4), "bench").value();
+  const Json json = parse_json(r.out, "bench").value();
   // Three cuts, both ways; no selection comes back.
   const Json::Array& messages = json.find("messages")->array();
   ASSERT_EQ(messages.size(), 6u);

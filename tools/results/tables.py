@@ -193,7 +193,7 @@ def kernels(path, profile_path=None):
               f"| {reached} | {'misses' if miss else ''} |")
     if missing and profile_path:
         how = (f", by Nsight Compute on one warmed launch with cold caches, at the base clock "
-               f"(`{os.path.basename(profile_path)}` by `tools/profile --json`)" if profile_path else "")
+               f"(`{os.path.basename(profile_path)}` by `tools/profile --json`)")
         print(f"\nWhat bounds each miss{how}:\n")
         for r in missing:
             print(f"- {r['op']} ({shape(r)}): {why(r, profiles)}.")

@@ -150,7 +150,8 @@ int bench_verb(const Arguments& arguments) {
         return fail(kExitUsage,
                     absl::StrCat("--nproc must be from 2 to ", kMostProcesses));
       }
-      return run_processes(command_line(), static_cast<int>(processes));
+      return run_processes(command_line(), static_cast<int>(processes),
+                           /*grace_seconds=*/15, /*first_alone=*/json);
     }
     return messages(*loaded, options, json);
   }

@@ -35,12 +35,14 @@ struct Lines {
   int descriptor = -1;
   int rank = 0;
   int to = STDOUT_FILENO;
+  bool numbered = true;
   std::string begun;  // of the line that has not ended
 };
 
 void print(const Lines& from, std::string_view line) {
   const std::string text =
-      absl::StrCat(from.rank, " | ", std::string(line), "\n");
+      absl::StrCat(from.numbered ? absl::StrCat(from.rank, " | ") : "",
+                   std::string(line), "\n");
   size_t at = 0;
   while (at < text.size()) {
     const ssize_t n = ::write(from.to, text.data() + at, text.size() - at);
@@ -122,7 +124,8 @@ int free_port() {
 
 class Children {
  public:
-  Children(const std::vector<std::string>& command, int processes) {
+  Children(const std::vector<std::string>& command, int processes,
+           bool first_alone) {
     const int port = free_port();
     const pid_t parent = getpid();
     for (int rank = 0; rank < processes; ++rank) {
@@ -142,8 +145,13 @@ class Children {
       close(out[1]);
       close(err[1]);
       running_.push_back(child);
-      lines_.push_back({out[0], rank, STDOUT_FILENO, {}});
-      lines_.push_back({err[0], rank, STDERR_FILENO, {}});
+      const bool alone = first_alone && rank == 0;
+      lines_.push_back({out[0],
+                        rank,
+                        first_alone && !alone ? STDERR_FILENO : STDOUT_FILENO,
+                        !alone,
+                        {}});
+      lines_.push_back({err[0], rank, STDERR_FILENO, true, {}});
     }
   }
 
@@ -222,14 +230,14 @@ class Children {
 bool was_spawned() { return std::getenv(kSpawned) != nullptr; }
 
 int run_processes(const std::vector<std::string>& command, int processes,
-                  double grace_seconds) {
+                  double grace_seconds, bool first_alone) {
   struct sigaction action {};
   action.sa_handler = note_signal;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   using Clock = std::chrono::steady_clock;
-  Children children(command, processes);
+  Children children(command, processes, first_alone);
   Clock::time_point failed;
   while (children.any()) {
     children.listen(20);

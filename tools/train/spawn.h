@@ -13,10 +13,12 @@
 namespace tapeline {
 
 // Runs this program with the words `command`, its own name first, `processes`
-// times. Returns the exit code of the first one that failed, 128 + number for a
+// times. `first_alone`: standard output is that of rank 0 as it is, for who
+// reads it by program; what the others print there goes to standard error.
+// Returns the exit code of the first one that failed, 128 + number for a
 // signal, or 0.
 int run_processes(const std::vector<std::string>& command, int processes,
-                  double grace_seconds = 15);
+                  double grace_seconds = 15, bool first_alone = false);
 // Whether this process was started so.
 bool was_spawned();
 
