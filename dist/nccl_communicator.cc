@@ -644,6 +644,19 @@ class NcclCommunicator : public Communicator {
     }
   }
 
+  // What NCCL found by itself. No line has been aborted.
+  absl::Status errors_of_lines() const {
+    for (const auto& [key, line] : lines_) {
+      NcclResult result = kNcclSuccess;
+      if (nccl_.get_async_error(line.comm, &result) == kNcclSuccess &&
+          result != kNcclSuccess && result != kNcclInProgress) {
+        return absl::UnavailableError(absl::StrCat(
+            "rank ", rank(), ": NCCL: ", nccl_.error_string(result)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   void watch() {
     cuda_check(cudaSetDevice(gpu_));
     int64_t told = -2;
@@ -669,13 +682,9 @@ class NcclCommunicator : public Communicator {
         for (const Operation& operation : unfinished_) look(operation);
         for (const auto& [ticket, operation] : operations_) look(operation);
       }
-      for (const auto& [key, line] : lines_) {
-        NcclResult result = kNcclSuccess;
-        if (nccl_.get_async_error(line.comm, &result) == kNcclSuccess &&
-            result != kNcclSuccess && result != kNcclInProgress) {
-          found.Update(absl::UnavailableError(absl::StrCat(
-              "rank ", rank(), ": NCCL: ", nccl_.error_string(result))));
-        }
+      {
+        const std::lock_guard lock(abort_mutex_);
+        if (!aborted_) found.Update(errors_of_lines());
       }
       if (!found.ok()) {
         {
