@@ -233,29 +233,19 @@ __global__ void __launch_bounds__(kThreads, 1)
                                 x.dscore + t * x.dscore_stride);
 }
 
-// Boxes of 64 heads by 64 columns. A stride that is never taken may be
-// anything, but not for TMA.
-CUtensorMap heads_map(const View<const bf16>& x_THD) {
-  const int64_t tokens = x_THD.size(0), heads = x_THD.size(1);
-  const int64_t dim = x_THD.size(2);
-  const int64_t head_stride = heads > 1 ? x_THD.strides[1] : dim;
-  const int64_t stride = tokens > 1 ? x_THD.strides[0] : heads * head_stride;
-  return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x_THD.data,
-                    {dim, heads, tokens}, {head_stride * 2, stride * 2},
-                    {64, kLossHeads, 1});
-}
-
 template <int kIndexPanels>
 void launch_forward(Launch l, const View<const bf16>& q_THD,
                     const View<const bf16>& qI_THD, const ForwardProblem& x) {
   constexpr int kShared = sizeof(ForwardShared<kIndexPanels>);
   static_assert(kShared <= 227 << 10);
+  static_assert(kLossHeads == kMlaHeads);  // of a box of heads_map()
   const auto kernel = forward_tiles<kIndexPanels>;
   static const cudaError_t opted_in = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);
   kernel<<<static_cast<unsigned>(q_THD.size(0)), kThreads, kShared,
-           stream_of(l)>>>(heads_map(q_THD), heads_map(qI_THD), x);
+           stream_of(l)>>>(sparse_detail::heads_map(q_THD),
+                           sparse_detail::heads_map(qI_THD), x);
   check_launch("indexer_loss_forward");
 }
 

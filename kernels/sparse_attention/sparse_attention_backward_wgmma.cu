@@ -8,19 +8,8 @@ namespace {
 
 using sparse_detail::BackwardProblem;
 using sparse_detail::BackwardShared;
+using sparse_detail::heads_map;
 using sparse_detail::SumProblem;
-
-// Boxes of 64 heads by 64 columns. A stride that is never taken may be
-// anything, but not for TMA.
-CUtensorMap heads_map(const View<const bf16>& x_THD) {
-  const int64_t tokens = x_THD.size(0), heads = x_THD.size(1);
-  const int64_t dim = x_THD.size(2);
-  const int64_t head_stride = heads > 1 ? x_THD.strides[1] : dim;
-  const int64_t stride = tokens > 1 ? x_THD.strides[0] : heads * head_stride;
-  return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x_THD.data,
-                    {dim, heads, tokens}, {head_stride * 2, stride * 2},
-                    {64, kMlaHeads, 1});
-}
 
 }  // namespace
 
