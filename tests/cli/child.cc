@@ -18,7 +18,10 @@ std::string binary() {
   const std::string relative = "tools/tapeline";
   const char* root = std::getenv("TEST_SRCDIR");
   const char* workspace = std::getenv("TEST_WORKSPACE");
-  if (root == nullptr || workspace == nullptr) return relative;
+  if (root == nullptr || workspace == nullptr) {
+    // Without Bazel: in a checkout, or beside the program.
+    return access(relative.c_str(), X_OK) == 0 ? relative : "./tapeline";
+  }
   return std::string(root) + "/" + workspace + "/" + relative;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs gpu_tests, whatever becomes of a test, and counts.
+"""Runs gpu_tests and child_tests, whatever becomes of a test, and counts.
 
     run_gpu_tests.sh [--filter=PATTERN] [--xml=FILE] [--log=FILE]
                      [--timeout=SECONDS] [--limit=SECONDS]
@@ -9,8 +9,9 @@ the tests after it run in a new process. With --limit tests still to come when
 it is reached have failed, too. For every op below kernels/ it says how many
 cases of its tables ran and how many they have, counted once for each test that
 goes through a table; without --filter the two must be equal, and not 0. The
-last line is "N passed, N failed, N skipped". Exit codes: 0, all passed; 1, some
-failed, were skipped or not run; 3, no GPU.
+last line is "N passed, N failed, N skipped". Tests of two GPUs are left out where
+there is one. Exit codes: 0, all passed; 1, some failed, were skipped or not run;
+3, no GPU.
 """
 
 import argparse
@@ -36,6 +37,20 @@ NO_GPU = 3
 
 # Goldens that the bundle has no room for, and the tests that read them.
 LARGE = {"dsv3": "*dsv3_*", "glm_kernel": "*glm_kernel*"}
+# Tests of what GPUs say to each other.
+TWO_GPUS = "TwoGpus.*"
+
+
+def gpus():
+    """Returns how many GPUs the driver has, or 0 where nothing can be asked."""
+    try:
+        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True,
+                              text=True, check=False).stdout
+    except FileNotFoundError:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = sum(line.startswith("GPU ") for line in said.splitlines())
+    return count if visible is None else min(count, len(visible.split(",")))
 
 
 def unpack():
@@ -166,7 +181,8 @@ def write_xml(path, names, results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--binary", default="./gpu_tests")
+    parser.add_argument("--binary", nargs="+",
+                        default=["./gpu_tests", "./child_tests"])
     parser.add_argument("--filter", default="*")
     parser.add_argument("--xml")
     parser.add_argument("--log", default=os.devnull)
@@ -181,26 +197,30 @@ def main():
         if not os.path.isdir("tests/data/" + golden):
             print(f"no tests/data/{golden}: tests {tests} are left out")
             pattern += (":" if "-" in pattern else "-") + tests
-    names = list(list_tests(options.binary, pattern))
+    if gpus() < 2:
+        print(f"fewer than two GPUs: tests {TWO_GPUS} are left out")
+        pattern += (":" if "-" in pattern else "-") + TWO_GPUS
+    names = []
     results = {}
     loops = {}
     with open(options.log, "w", encoding="utf-8") as log:
-        left = names
-        while left and time.monotonic() < deadline:
-            process = Process(options.binary, left, options.timeout, deadline,
-                              log)
-            if process.code == NO_GPU and not process.results:
-                print("no GPU", file=sys.stderr)
-                return NO_GPU
-            results.update(process.results)
-            loops.update(process.loops)
-            before = len(left)
-            left = [name for name in left if name not in results]
-            if len(left) == before:
-                print(f"gpu_tests ended with {process.code} before a test")
-                break
-    for name in left:
-        results[name] = ("FAILED", 0, "was not reached")
+        for binary in options.binary:
+            left = list(list_tests(binary, pattern))
+            names += left
+            while left and time.monotonic() < deadline:
+                process = Process(binary, left, options.timeout, deadline, log)
+                if process.code == NO_GPU and not process.results:
+                    print("no GPU", file=sys.stderr)
+                    return NO_GPU
+                results.update(process.results)
+                loops.update(process.loops)
+                before = len(left)
+                left = [name for name in left if name not in results]
+                if len(left) == before:
+                    print(f"{binary} ended with {process.code} before a test")
+                    break
+    for name in names:
+        results.setdefault(name, ("FAILED", 0, "was not reached"))
 
     suites = collections.defaultdict(collections.Counter)
     for name in names:
@@ -211,12 +231,12 @@ def main():
             print(f"{result} {name}")
             for line in lines[-1:] if "ended" in results[name][2] else []:
                 print(f"    {line}")
-    print(f"{len(suites)} suites, {len(names)} tests in the binary")
+    print(f"{len(suites)} suites, {len(names)} tests")
     for suite, count in sorted(suites.items()):
         print(f"  {suite}: {count['OK']} of {sum(count.values())} passed")
     differ = 0
     for op, (run, cases) in sorted(
-            count_cases(options.binary, results, loops).items()):
+            count_cases(options.binary[0], results, loops).items()):
         same = run == cases and cases > 0
         differ += not same
         print(f"  {op}: cases run {run} / cases in tables {cases}"

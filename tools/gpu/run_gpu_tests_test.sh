@@ -1,5 +1,5 @@
 #!/bin/sh
-# run_gpu_tests.py with a made-up gpu_tests: what it counts, and when it fails.
+# run_gpu_tests.py with made-up binaries: what it counts, and when it fails.
 set -u
 script="$PWD/tools/gpu/run_gpu_tests.py"
 cd "$(mktemp -d)" || exit 2
@@ -12,12 +12,17 @@ tests = [("Loop", "Table", "/w/kernels/norm/norm_test.cc", None),
          ("Cases/Param", "Equals/small", "kernels/route/route_test.cc", "1"),
          ("Cases/Param", "Equals/large", "kernels/route/route_test.cc", "2"),
          ("Tape", "Records", "autograd/tape_test.cc", None)]
+if sys.argv[0].endswith("child_tests"):
+    tests = [("Steady", "Step", "tests/gpu/steady_step_test.cc", None),
+             ("TwoGpus", "Agree", "tests/gpu/pipeline_test.cc", None)]
+tests = [t for t in tests if "TwoGpus" not in t or "-TwoGpus.*" not in
+         " ".join(sys.argv)]
 for flag in sys.argv[1:]:
     if flag.startswith("--gtest_output=json:"):
         suites = [{"name": s, "testsuite": [
             dict({"name": n, "file": f}, **({"value_param": v} if v else {}))]}
             for s, n, f, v in tests
-            if "Tape" in s or "Tape*" not in " ".join(sys.argv)]
+            if "Tape" in s or "=Tape*" not in " ".join(sys.argv)]
         json.dump({"testsuites": suites}, open(flag[20:], "w"))
         sys.exit(0)
 chosen = os.environ["GTEST_FILTER"].split(":")
@@ -31,7 +36,14 @@ for s, n, f, v in tests:
     result = "  FAILED  " if name == os.environ.get("BROKEN") else "       OK "
     print(f"[{result}] {name}{', where' if 'F' in result else ''} (1 ms)")
 FAKE
-chmod +x gpu_tests
+cat > nvidia-smi <<'FAKE'
+#!/bin/sh
+for i in $(seq "${GPUS:-1}"); do echo "GPU $i: made up"; done
+FAKE
+chmod +x gpu_tests nvidia-smi
+cp gpu_tests child_tests
+PATH="$PWD:$PATH"
+unset CUDA_VISIBLE_DEVICES
 
 expect() {  # the exit code, a line, and the arguments
   code=$1 line=$2
@@ -47,7 +59,12 @@ expect() {  # the exit code, a line, and the arguments
 
 expect 0 'norm: cases run 3 / cases in tables 3'
 expect 0 'route: cases run 2 / cases in tables 2'
-expect 0 '4 passed, 0 failed, 0 skipped'
+expect 0 '5 passed, 0 failed, 0 skipped'
+expect 0 'fewer than two GPUs: tests TwoGpus.* are left out'
+GPUS=2 expect 0 '6 passed, 0 failed, 0 skipped'
+GPUS=2 BROKEN=TwoGpus.Agree expect 1 '5 passed, 1 failed, 0 skipped'
+BROKEN=Steady.Step expect 1 'FAILED Steady.Step'
+GPUS=2 CUDA_VISIBLE_DEVICES=0 expect 0 '5 passed, 0 failed, 0 skipped'
 # A loop that was left early.
 FINISHED=2 expect 1 'norm: cases run 2 / cases in tables 3, which differ'
 # An op whose tables nobody goes through.

@@ -251,17 +251,22 @@ def passes(path):
 def pipeline(path):
     """Lines {"stages": bench --stages}, {"messages": bench --messages}, {"simulated": schedule --stage_cost} and
     {"run", "model", "schedule", "micro_batches", "row": a step of metrics.jsonl}; schedule "one": one GPU, plain loop;
-    "timed" false: others used the GPUs as well."""
+    "layout" where it is not the even one; "timed" false: others used the GPUs as well."""
     lines = [json.loads(line) for line in open(path)]
     rows, simulated, untimed = {}, {}, set()
+
+    def labelled(schedule, x):
+        return schedule + (f" `{x['layout']}`".replace("|", "\\|") if "layout" in x else "")
+
     for x in lines:
         if "run" in x:
-            rows.setdefault((x["model"], x["micro_batches"], x["schedule"]), []).append(x["row"])
+            key = x["model"], x["micro_batches"], labelled(x["schedule"], x)
+            rows.setdefault(key, []).append(x["row"])
             if not x.get("timed", True):
-                untimed.add((x["model"], x["micro_batches"], x["schedule"]))
+                untimed.add(key)
         elif "simulated" in x:
             s = x["simulated"]
-            simulated[s["model"], s["micro_batches"], s["name"]] = s
+            simulated[s["model"], s["micro_batches"], labelled(s["name"], s)] = s
 
     def median(values):
         return sorted(values)[len(values) // 2]
