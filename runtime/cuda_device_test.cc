@@ -219,5 +219,32 @@ TEST_F(CudaDevice, TheHeapIsForKernels) {
   EXPECT_EQ(to[500], 0u);
 }
 
+TEST_F(CudaDevice, StridedCopiesHaveWordsOfEveryWidth) {
+  constexpr int64_t kTokens = 6, kHeads = 8, kWidth = 32;
+  std::vector<uint64_t> memory(kTokens * kHeads * kWidth + 2);
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = i * 0x9e3779b97f4a7c15;
+  const auto* bytes = reinterpret_cast<const std::byte*>(memory.data());
+  for (const size_t element : {1, 2, 4, 8}) {
+    for (const size_t offset : {size_t{0}, element, size_t{8}, size_t{16}}) {
+      // Of each token's heads, heads of all tokens; 31 elements of 32 as well.
+      for (const int64_t width : {kWidth, kWidth - 1}) {
+        const Shape shape = {kHeads, kTokens, width};
+        const Shape strides = {kWidth, kHeads * kWidth, 1};
+        std::vector<std::byte> expected, to(shape.elements() * element);
+        for (int64_t h = 0; h < kHeads; ++h) {
+          for (int64_t t = 0; t < kTokens; ++t) {
+            const auto* row =
+                bytes + offset + (h + t * kHeads) * kWidth * element;
+            expected.insert(expected.end(), row, row + width * element);
+          }
+        }
+        compute().gather(to.data(), bytes + offset, element, shape, strides);
+        compute().synchronize(compute().record());
+        EXPECT_EQ(to, expected) << element << " " << offset << " " << width;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tapeline

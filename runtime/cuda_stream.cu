@@ -4,6 +4,7 @@
 
 #include "runtime/cuda_check.h"
 #include "runtime/cuda_stream.h"
+#include "runtime/gather_plan.h"
 
 namespace tapeline {
 namespace {
@@ -34,24 +35,21 @@ __global__ void fill_words(W* to, W word, int64_t count) {
   }
 }
 
-// Extents and strides of four dimensions; those that a tensor lacks are 1, 0.
-struct Layout {
-  int64_t size[Shape::kMaxRank], stride[Shape::kMaxRank];
-};
-
-template <class W>
-__global__ void gather_words(W* to, const W* from, Layout layout,
-                             int64_t count) {
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+template <class W, class I>
+__global__ void gather_words(W* to, const W* from, GatherPlan plan) {
+  const I count = static_cast<I>(plan.count);
+  const I step = gridDim.x * kThreads;
+  for (I i = static_cast<I>(blockIdx.x) * kThreads + threadIdx.x; i < count;
        i += step) {
-    int64_t rest = i, at = 0;
+    I rest = i, at = 0;
 #pragma unroll
-    for (int d = Shape::kMaxRank - 1; d >= 0; --d) {
-      at += rest % layout.size[d] * layout.stride[d];
-      rest /= layout.size[d];
+    for (int d = Shape::kMaxRank - 1; d > 0; --d) {
+      if (d >= plan.dims) continue;
+      const I size = static_cast<I>(plan.size[d]);
+      at += rest % size * static_cast<I>(plan.stride[d]);
+      rest /= size;
     }
-    to[i] = from[at];
+    to[i] = from[at + rest * static_cast<I>(plan.stride[0])];
   }
 }
 
@@ -154,17 +152,22 @@ void CudaStream::gather(void* to, const void* from, size_t size,
   }
   if (count == 0) return;
   queued_ = true;
-  Layout layout;
-  for (int d = 0; d < Shape::kMaxRank; ++d) {
-    const int own = d - (Shape::kMaxRank - shape.rank());
-    layout.size[d] = own < 0 ? 1 : shape[own];
-    layout.stride[d] = own < 0 ? 0 : strides[own];
-  }
-  with_word(size, [&]<class W>(W) {
-    gather_words<<<blocks_for(count), kThreads, 0, stream_>>>(
-        static_cast<W*>(to), static_cast<const W*>(from), layout, count);
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+  const GatherPlan plan =
+      plan_gather(size, shape, strides, addresses & (~addresses + 1));
+  const auto run = [&]<class W>(W) {
+    const auto launch =
+        plan.small ? gather_words<W, uint32_t> : gather_words<W, uint64_t>;
+    launch<<<blocks_for(plan.count), kThreads, 0, stream_>>>(
+        static_cast<W*>(to), static_cast<const W*>(from), plan);
     CUDA_CHECK(cudaGetLastError());
-  });
+  };
+  if (plan.word == sizeof(uint4)) {
+    run(uint4{});
+  } else {
+    with_word(plan.word, run);
+  }
 }
 
 CudaStream::Marker& CudaStream::mark() const {

@@ -118,6 +118,18 @@ struct Rows8 {
   std::vector<int32_t> row_of_pair, token_of_row, slot_of_row;
 };
 
+// Of 33 odd elements each: words of two bytes, farther apart than 2^32.
+TEST(Large, StridedCopy) {
+  const Periodic<bf16> x((int64_t{1} << 26) + 5, 64, 21);
+  const Tensor y = x.tensor.slice(1, 1, 34).clone();
+  for (const int64_t i : rows_to_look_at(y.size(0), x.columns)) {
+    const std::vector<bf16> got = row_of<bf16>(y, i);
+    for (int64_t j = 0; j < 33; ++j) {
+      ASSERT_EQ(to_double(got[j]), x(i, j + 1)) << i << " " << j;
+    }
+  }
+}
+
 TEST(Large, DispatchForward) {
   const Rows8 r;
   const Periodic<bf16> x(r.kTokens, r.kWidth, 1);
