@@ -3,6 +3,8 @@
 
     run_gpu_tests.sh [--filter=PATTERN] [--xml=FILE] [--log=FILE]
                      [--timeout=SECONDS] [--limit=SECONDS]
+                     [--sanitizer=memcheck|racecheck|initcheck|synccheck]
+                     [--jobs=N]
 
 A test that ends the process, or takes longer than --timeout, has failed, and
 the tests after it run in a new process. With --limit tests still to come when
@@ -10,17 +12,23 @@ it is reached have failed, too. For every op below kernels/ it says how many
 cases of its tables ran and how many they have, counted once for each test that
 goes through a table; without --filter the two must be equal, and not 0. The
 last line is "N passed, N failed, N skipped". Tests of two GPUs are left out where
-there is one. Exit codes: 0, all passed; 1, some failed, were skipped or not run;
+there is one.
+
+With --sanitizer the ops' tests run under that tool of compute-sanitizer, small
+cases alone, each op in a process of its own and --jobs of them at a time. A
+report is a failure. Exit codes: 0, all passed; 1, some failed, were skipped or not run;
 3, no GPU.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import glob
 import json
 import lzma
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -33,12 +41,22 @@ RUN = re.compile(r"\[ RUN      \] (\S+)$")
 END = re.compile(r"\[ +(OK|FAILED|SKIPPED) +\] (\S+?),? .*\((\d+) ms\)$")
 # What tests/support/cases.h says at a table's end.
 CASES = re.compile(r"\[  CASES   \] (\d+) of (\d+)$")
+# The last line of a sanitizer.
+REPORT = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) ")
 NO_GPU = 3
 
 # Goldens that the bundle has no room for, and the tests that read them.
 LARGE = {"dsv3": "*dsv3_*", "glm_kernel": "*glm_kernel*"}
 # Tests of what GPUs say to each other.
 TWO_GPUS = "TwoGpus.*"
+
+# What is not small, so that a sanitizer would take minutes for each: thousands
+# of launches for one derivative, or repeats.
+NOT_SMALL = ["*FiniteDifferences*", "*IsTheDerivative*", "Large*", "Repeat*",
+             "RealSizes*", "*Threads*", "*InALoop*", "*AnyBits*"]
+# initcheck does not see what bulk stores (cp.async.bulk) write, and cuBLASLt
+# writes with them: these tests read that on the device.
+BULK_STORES = ["Matmul*"]
 
 
 def gpus():
@@ -109,9 +127,10 @@ def count_cases(binary, results, loops):
 class Process:
     """One process of tests, which ends by itself, or by us when it is late."""
 
-    def __init__(self, binary, names, timeout, deadline, log):
+    def __init__(self, command, names, timeout, deadline, log):
         self.results = {}  # name -> (result, seconds, text)
         self.loops = collections.defaultdict(list)  # name -> (run, cases)
+        self.reports = []  # of a sanitizer
         self.running = None
         self.late = False
         self._timeout = timeout
@@ -120,17 +139,20 @@ class Process:
         environment = dict(os.environ, GTEST_FILTER=":".join(names),
                            TAPELINE_COUNT_CASES="1")
         self._child = subprocess.Popen(
-            [binary, "--gtest_color=no"], env=environment,
+            command + ["--gtest_color=no"], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace")
+            errors="replace", start_new_session=True)
         watch = threading.Thread(target=self._watch, daemon=True)
         watch.start()
         text = []
-        for line in self._child.stdout:
-            log.write(line)
-            line = line.rstrip("\n")
-            self._read(line, text)
-        self.code = self._child.wait()
+        try:
+            for line in self._child.stdout:
+                log.write(line)
+                line = line.rstrip("\n")
+                self._read(line, text)
+            self.code = self._child.wait()
+        finally:
+            self._kill()
         if self.running:
             seconds = time.monotonic() - self._begin
             reason = (f"took longer than {timeout} s" if self.late else
@@ -148,6 +170,9 @@ class Process:
                                       "\n".join(text))
             self.running = None
             self._begin = time.monotonic()
+        elif match := REPORT.match(line):
+            if match[1] != "0":
+                self.reports.append(line)
         elif match := CASES.match(line):
             self.loops[self.running].append((int(match[1]), int(match[2])))
         else:
@@ -158,9 +183,86 @@ class Process:
             now = time.monotonic()
             if now > self._begin + self._timeout or now > self._deadline:
                 self.late = True
-                self._child.kill()
+                self._kill()
                 return
             time.sleep(0.2)
+
+    def _kill(self):
+        """Ends what is left of it, a sanitizer's own child as well."""
+        try:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+class Run:
+    """The tests of some binaries, and what became of them."""
+
+    def __init__(self, options):
+        self.names = []
+        self.results = {}  # name -> (result, seconds, text)
+        self.loops = {}
+        self.reports = collections.Counter()  # of what, of a sanitizer
+        self.no_gpu = False
+        self._options = options
+        self._deadline = time.monotonic() + options.limit
+        self._log = open(options.log, "w", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def all_of(self, binary, names, command, label):
+        """Runs the tests, in a new process after one that ended too soon."""
+        left = list(names)
+        with self._lock:
+            self.names += left
+        while left and time.monotonic() < self._deadline:
+            lines = []
+            process = Process(command, left, self._options.timeout,
+                              self._deadline, Lines(lines))
+            with self._lock:
+                self._log.writelines(lines)
+                if process.code == NO_GPU and not process.results:
+                    self.no_gpu = True
+                    return
+                self.results.update(process.results)
+                self.loops.update(process.loops)
+                for line in process.reports:
+                    self.reports[f"{label}: {line.strip('= ')}"] += 1
+            before = len(left)
+            left = [name for name in left if name not in process.results]
+            if len(left) == before:
+                print(f"{binary} ended with {process.code} before a test")
+                break
+
+    def sanitized(self, binary, pattern):
+        """Runs the ops' small tests under a tool, op by op."""
+        tool = self._options.sanitizer
+        out = NOT_SMALL + (BULK_STORES if tool == "initcheck" else [])
+        pattern += (":" if "-" in pattern else "-") + ":".join(out)
+        ops = collections.defaultdict(list)
+        for name, test in list_tests(binary, pattern).items():
+            if op := op_of(test):
+                ops[op].append(name)
+        command = ["compute-sanitizer", "--tool", tool]
+        if tool == "memcheck":
+            # Calls that fail and are asked again are no faults.
+            command += ["--report-api-errors", "no"]
+        with concurrent.futures.ThreadPoolExecutor(self._options.jobs) as pool:
+            # The longest first.
+            for op in sorted(ops, key=lambda op: -len(ops[op])):
+                pool.submit(self.all_of, binary, ops[op], command + [binary],
+                            op)
+
+    def finish(self):
+        self._log.close()
+        for name in self.names:
+            self.results.setdefault(name, ("FAILED", 0, "was not reached"))
+
+
+class Lines:
+    """A file for Process that another list of lines is."""
+
+    def __init__(self, lines):
+        self.write = lines.append
 
 
 def write_xml(path, names, results):
@@ -188,9 +290,11 @@ def main():
     parser.add_argument("--log", default=os.devnull)
     parser.add_argument("--timeout", type=float, default=120)
     parser.add_argument("--limit", type=float, default=float("inf"))
+    parser.add_argument("--sanitizer", choices=[
+        "memcheck", "racecheck", "initcheck", "synccheck"])
+    parser.add_argument("--jobs", type=int, default=8)
     options = parser.parse_args()
 
-    deadline = time.monotonic() + options.limit
     unpack()
     pattern = options.filter
     for golden, tests in LARGE.items():
@@ -200,27 +304,17 @@ def main():
     if gpus() < 2:
         print(f"fewer than two GPUs: tests {TWO_GPUS} are left out")
         pattern += (":" if "-" in pattern else "-") + TWO_GPUS
-    names = []
-    results = {}
-    loops = {}
-    with open(options.log, "w", encoding="utf-8") as log:
-        for binary in options.binary:
-            left = list(list_tests(binary, pattern))
-            names += left
-            while left and time.monotonic() < deadline:
-                process = Process(binary, left, options.timeout, deadline, log)
-                if process.code == NO_GPU and not process.results:
-                    print("no GPU", file=sys.stderr)
-                    return NO_GPU
-                results.update(process.results)
-                loops.update(process.loops)
-                before = len(left)
-                left = [name for name in left if name not in results]
-                if len(left) == before:
-                    print(f"{binary} ended with {process.code} before a test")
-                    break
-    for name in names:
-        results.setdefault(name, ("FAILED", 0, "was not reached"))
+    tests = Run(options)
+    for binary in options.binary[:1] if options.sanitizer else options.binary:
+        if options.sanitizer:
+            tests.sanitized(binary, pattern)
+        else:
+            tests.all_of(binary, list_tests(binary, pattern), [binary], binary)
+        if tests.no_gpu:
+            print("no GPU", file=sys.stderr)
+            return NO_GPU
+    tests.finish()
+    names, results = tests.names, tests.results
 
     suites = collections.defaultdict(collections.Counter)
     for name in names:
@@ -236,19 +330,25 @@ def main():
         print(f"  {suite}: {count['OK']} of {sum(count.values())} passed")
     differ = 0
     for op, (run, cases) in sorted(
-            count_cases(options.binary[0], results, loops).items()):
+            count_cases(options.binary[0], results, tests.loops).items()):
         same = run == cases and cases > 0
         differ += not same
         print(f"  {op}: cases run {run} / cases in tables {cases}"
               + ("" if same else ", which differ"))
-    if options.filter != "*":
+    if options.filter != "*" or options.sanitizer:
         differ = 0  # what was not asked for did not run
     if options.xml:
         write_xml(options.xml, names, results)
+    for report, times in sorted(tests.reports.items()):
+        print(f"{options.sanitizer} found in {report} ({times} processes)")
+    if options.sanitizer:
+        print(f"{options.sanitizer}: {sum(tests.reports.values())} processes "
+              "with reports")
     total = sum(suites.values(), collections.Counter())
     print(f"{total['OK']} passed, {total['FAILED']} failed, "
           f"{total['SKIPPED']} skipped")
-    return 1 if total["FAILED"] or total["SKIPPED"] or differ else 0
+    return 1 if (total["FAILED"] or total["SKIPPED"] or differ or
+                 tests.reports) else 0
 
 
 if __name__ == "__main__":

@@ -40,7 +40,14 @@ cat > nvidia-smi <<'FAKE'
 #!/bin/sh
 for i in $(seq "${GPUS:-1}"); do echo "GPU $i: made up"; done
 FAKE
-chmod +x gpu_tests nvidia-smi
+cat > compute-sanitizer <<'FAKE'
+#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+while [ "$1" != ./gpu_tests ]; do shift; done
+"$@"
+echo "========= ERROR SUMMARY: ${REPORTS:-0} errors"
+FAKE
+chmod +x gpu_tests nvidia-smi compute-sanitizer
 cp gpu_tests child_tests
 PATH="$PWD:$PATH"
 unset CUDA_VISIBLE_DEVICES
@@ -73,3 +80,10 @@ BROKEN=Cases/Param.Equals/large expect 1 \
   'route: cases run 1 / cases in tables 2, which differ'
 # What was not asked for may be missing.
 expect 0 'route: cases run 0 / cases in tables 2' --filter='Tape*'
+# Under a sanitizer: ops alone, and a report is a failure.
+expect 0 'initcheck: 0 processes with reports' --sanitizer=initcheck
+expect 0 '3 passed, 0 failed, 0 skipped' --sanitizer=racecheck
+REPORTS=4 expect 1 'memcheck: 2 processes with reports' --sanitizer=memcheck
+REPORTS=4 expect 1 'memcheck found in norm: ERROR SUMMARY: 4 errors' \
+  --sanitizer=memcheck
+BROKEN=Loop.Table expect 1 '2 passed, 1 failed, 0 skipped' --sanitizer=synccheck
