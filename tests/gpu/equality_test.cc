@@ -1,6 +1,6 @@
-// Recomputation and offload change no bit on the fast path either: mini, cut to
-// four layers, in bf16 with real head sizes, every loss, gradient and parameter
-// of three steps.
+// Recomputation, offload, the number of threads and a stop change no bit on the
+// fast path either: mini, cut to four layers, in bf16 with real head sizes,
+// every loss, gradient and parameter of three or four steps.
 #include <string>
 #include <vector>
 
@@ -17,7 +17,7 @@ struct Steps {
 };
 
 Steps train(const TempFolder& folder, const std::string& name,
-            const Words& sets) {
+            const Words& sets, const Words& more = {}) {
   const std::string text = folder.write("text.txt", sample_text(2000));
   Words words = {"train", "--config", "configs/mini.toml"};
   for (const std::string& set :
@@ -33,11 +33,12 @@ Steps train(const TempFolder& folder, const std::string& name,
     words.push_back("--set=" + set);
   }
   for (const std::string& set : sets) words.push_back("--set=" + set);
-  const ChildResult r = tapeline_run(words);
+  const ChildResult r = tapeline_run(words + more);
   EXPECT_EQ(r.code, 0) << r.err;
   Steps steps;
   for (const Json& row :
        lines_of(folder / "runs" + ("/" + name + "/metrics.jsonl"))) {
+    if (row.find("loss") == nullptr) continue;
     for (const char* key : {"loss", "grad_norm", "grad_hash", "param_hash"}) {
       steps.hashes.push_back(row.find(key)->dump());
     }
@@ -54,6 +55,7 @@ TEST(FastPath, RecomputationAndOffloadChangeNoBit) {
   EXPECT_EQ(plain.replays, 0);
   EXPECT_EQ(plain.offload_bytes, 0);
   EXPECT_EQ(train(folder, "again", {}).hashes, plain.hashes);
+  EXPECT_EQ(train(folder, "thread", {"train.threads=1"}).hashes, plain.hashes);
   const std::string keep =
       "recompute.keep=[\"sparse_attention\", \"grouped_linear\"]";
   const std::vector<std::pair<std::string, Words>> ways = {
@@ -76,6 +78,19 @@ TEST(FastPath, RecomputationAndOffloadChangeNoBit) {
     EXPECT_EQ(steps.replays > 0, recomputes);
     EXPECT_EQ(steps.offload_bytes > 0, offloads);
   }
+}
+
+TEST(FastPath, GoesOnFromASnapshotWithTheSameBits) {
+  const TempFolder folder;
+  // Rates that do not depend on how many steps there are to be.
+  const Words sets = {"schedule.name=constant", "train.save=true"};
+  const Steps whole = train(folder, "whole", sets + Words{"train.steps=4"});
+  ASSERT_EQ(whole.hashes.size(), 4u * 4u);
+  const Steps two = train(folder, "parts", sets + Words{"train.steps=2"});
+  EXPECT_EQ(two.hashes.size(), 2u * 4u);
+  const Steps parts =
+      train(folder, "parts", sets + Words{"train.steps=4"}, {"--resume"});
+  EXPECT_EQ(parts.hashes, whole.hashes);
 }
 
 }  // namespace
