@@ -10,11 +10,13 @@
 //                              kSums sums of its column
 //
 // Tiles of rows come by bulk copies into a ring, so that reading goes on while
-// rows wait for their means. The sums of a column are added row by row of a
+// rows wait for their means; short rows stay in registers, the next ones as
+// well. The sums of a column are added row by row of a
 // lane, then lane by lane of a block, then in the order of the blocks: the
 // order follows from the shape.
 #pragma once
 
+#include "kernels/cuda_launch.cuh"
 #include "kernels/cuda_rows.cuh"
 #include "kernels/hopper.cuh"
 #include "kernels/norm_plan.h"
@@ -46,6 +48,12 @@ struct Words {
       return __hiloint2double(static_cast<int>(at[2 * k + 1]),
                               static_cast<int>(at[2 * k]));
     }
+  }
+  // From here on elements are widened anew: kept wide, they would take twice
+  // the registers.
+  __device__ void narrow() {
+#pragma unroll
+    for (uint32_t& word : at) asm volatile("" : "+r"(word));
   }
   __device__ static Words rounded(const Accumulator<T> (&value)[kSize]) {
     Words out;
@@ -101,6 +109,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fence_barriers();
   }
   __syncthreads();
+  wait_for_earlier();
+  let_next_begin();
   // By the first warp. A tile's rows of x, then those of dy.
   const auto fetch = [&](int tile, int slot) {
     if (tile >= tiles) return;
@@ -254,6 +264,114 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   }
 }
 
+// The same for rows of a pack for each lane of a warp at most: lanes read their
+// own, and no warp waits for another.
+template <class Tile, class Terms, class T>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    norm_gradients_short(Terms terms, Rows<const T, 2> dy_ND,
+                         Rows<const T, 2> x_ND, const T* w, Rows<T, 2> dx_ND,
+                         Accumulator<T>* partial) {
+  using A = Accumulator<T>;
+  using Row = typename Terms::Row;
+  constexpr int kN = Words<T>::kSize, kThreads = Tile::kThreads;
+  constexpr int kLanes = Tile::kLanes, kEach = Tile::kEach;
+  constexpr int kGroups = Tile::kGroups, kRows = Tile::kRows;
+  constexpr int kMeans = Terms::kMeans, kSums = Terms::kSums;
+  static_assert(kLanes <= kWarp && Tile::kHeld == 1);
+  __shared__ A of_groups[kGroups][kSums][kN][kLanes];
+  const int n = static_cast<int>(x_ND.size[0]);  // norm_plan() sees to that
+  const int d = static_cast<int>(x_ND.size[1]);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const bool inside = lane * kN < d;
+  wait_for_earlier();
+  let_next_begin();
+  Words<T> scale;
+  if (inside) scale = Words<T>::load(w, lane);
+  Words<T> next_x[kEach], next_dy[kEach];
+  Row next[kEach];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const int i = first + e * kGroups + group;
+      next[e] = {};
+      next_x[e] = next_dy[e] = {};
+      if (i >= n) continue;
+      next[e] = terms.row(i);
+      if (inside) {
+        next_x[e] = Words<T>::load(x_ND.row(i), lane);
+        next_dy[e] = Words<T>::load(dy_ND.row(i), lane);
+      }
+    }
+  };
+  const int step = static_cast<int>(gridDim.x) * kRows;
+  A sum[kSums][kN] = {};
+  load(static_cast<int>(blockIdx.x) * kRows);
+  for (int first = static_cast<int>(blockIdx.x) * kRows; first < n;
+       first += step) {
+    Words<T> x[kEach], dy[kEach];
+    Row row[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      x[e] = next_x[e];
+      dy[e] = next_dy[e];
+      row[e] = next[e];
+    }
+    load(first + step);
+    A mean[kEach][kMeans] = {};
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        terms.means(mean[e], dy[e][k] * scale[k], x[e][k], row[e]);
+      }
+    }
+#pragma unroll
+    for (int s = kLanes / 2; s > 0; s /= 2) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+#pragma unroll
+        for (int m = 0; m < kMeans; ++m) {
+          mean[e][m] += __shfl_xor_sync(~0u, mean[e][m], s);
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      x[e].narrow();
+      dy[e].narrow();
+#pragma unroll
+      for (int m = 0; m < kMeans; ++m) mean[e][m] /= static_cast<A>(d);
+      const auto line = terms.line(mean[e], row[e]);
+      A dx[kN];
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        A add[kSums];
+        dx[k] = line(dy[e][k], scale[k], x[e][k], add);
+#pragma unroll
+        for (int s = 0; s < kSums; ++s) sum[s][k] += add[s];
+      }
+      const int i = first + e * kGroups + group;
+      if (i < n && inside) Words<T>::rounded(dx).store(dx_ND.row(i), lane);
+    }
+  }
+  // By element of a pack, then lane, which spreads a warp over all banks.
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) {
+#pragma unroll
+    for (int k = 0; k < kN; ++k) of_groups[group][s][k][lane] = sum[s][k];
+  }
+  __syncthreads();
+  A* const out = partial + int64_t{blockIdx.x} * kSums * d;
+  for (int c = threadIdx.x; c < kSums * kN * kLanes; c += kThreads) {
+    const int j = c % kLanes * kN + c / kLanes % kN, s = c / (kLanes * kN);
+    A total = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) total += (&of_groups[g][0][0][0])[c];
+    if (j < d) out[s * d + j] = total;
+  }
+}
+
 // out[s][j] += the sum over parts of partial[part][s][j]. A block has 32
 // columns of one sum; 32 threads share each: thread g adds parts g, g + 32, ..,
 // the first of them then the 32 sums.
@@ -267,6 +385,7 @@ __global__ void __launch_bounds__(kPartThreads)
   const int column = static_cast<int>(threadIdx.x) % kWarp;
   const int group = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t j = int64_t{blockIdx.x} * kWarp + column, s = blockIdx.y;
+  wait_for_earlier();
   A value[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
@@ -298,8 +417,8 @@ void by_norm_plan(const NormPlan& plan, F f) {
     found = true;
     f.template operator()<Tile>();
   };
-  try_one.template operator()<NormTile<256, 2, 16, 1, 4, 3>>();
-  try_one.template operator()<NormTile<256, 2, 32, 1, 4, 3>>();
+  try_one.template operator()<NormTile<256, 2, 16, 1, 4, 0>>();
+  try_one.template operator()<NormTile<256, 2, 32, 1, 4, 0>>();
   try_one.template operator()<NormTile<256, 2, 32, 2, 2, 3>>();
   try_one.template operator()<NormTile<512, 2, 128, 1, 1, 4>>();
   try_one.template operator()<NormTile<512, 2, 256, 1, 1, 4>>();
@@ -316,17 +435,24 @@ void launch_norm_gradients(const Launch& l, const NormPlan& plan,
                            const View<T>& dx,
                            const View<Accumulator<T>>& partial) {
   by_norm_plan(plan, [&]<class Tile>() {
-    const auto kernel = norm_gradients<Tile, Terms, T>;
-    const int64_t row_bytes = x.size(1) * static_cast<int64_t>(sizeof(T));
-    const int64_t sums = int64_t{Tile::kGroups} * Terms::kSums * x.size(1) *
-                         static_cast<int64_t>(sizeof(Accumulator<T>));
-    const auto bytes = static_cast<int>(
-        std::max(Tile::kTiles * 2 * Tile::kRows * row_bytes, sums));
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         bytes);
-    kernel<<<static_cast<unsigned>(plan.parts), Tile::kThreads,
-             static_cast<size_t>(bytes), stream_of(l)>>>(
-        terms, rows<2>(dy), rows<2>(x), w.data, rows<2>(dx), partial.data);
+    const dim3 blocks(static_cast<unsigned>(plan.parts));
+    const auto start = [&](auto kernel, size_t bytes) {
+      launch_early(l, kernel, blocks, Tile::kThreads, bytes, 1, terms,
+                   rows<2>(dy), rows<2>(x), w.data, rows<2>(dx), partial.data);
+    };
+    if constexpr (Tile::kTiles == 0) {
+      return start(norm_gradients_short<Tile, Terms, T>, 0);
+    } else {
+      const auto kernel = norm_gradients<Tile, Terms, T>;
+      const int64_t row_bytes = x.size(1) * static_cast<int64_t>(sizeof(T));
+      const int64_t sums = int64_t{Tile::kGroups} * Terms::kSums * x.size(1) *
+                           static_cast<int64_t>(sizeof(Accumulator<T>));
+      const auto bytes = static_cast<int>(
+          std::max(Tile::kTiles * 2 * Tile::kRows * row_bytes, sums));
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           bytes);
+      start(kernel, static_cast<size_t>(bytes));
+    }
   });
 }
 
@@ -335,8 +461,8 @@ void launch_add_norm_parts(const Launch& l, const View<const A>& partial,
                            int64_t d, const ColumnOutputs<A, kSums>& out) {
   CHECK_LE(partial.size(0), kMostNormParts);
   const dim3 blocks(static_cast<unsigned>(ceil_div(d, kWarp)), kSums);
-  add_norm_parts<A, kSums><<<blocks, kPartThreads, 0, stream_of(l)>>>(
-      static_cast<int>(partial.size(0)), d, partial.data, out);
+  launch_early(l, add_norm_parts<A, kSums>, blocks, kPartThreads, 0, 1,
+               static_cast<int>(partial.size(0)), d, partial.data, out);
 }
 
 }  // namespace tapeline::cuda

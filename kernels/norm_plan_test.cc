@@ -17,7 +17,7 @@ TEST(NormPlan, ModelsGetOnePass) {
   EXPECT_EQ(norm_plan(32768, 2048, kBf16, 1),
             (NormPlan{512, 2, 256, 1, 1, 4, 261}));
   EXPECT_EQ(norm_plan(65536, 128, kBf16, 2),
-            (NormPlan{256, 2, 16, 1, 4, 3, 256}));
+            (NormPlan{256, 2, 16, 1, 4, 0, 256}));
 }
 
 TEST(NormPlan, FewRowsAreFewParts) {
@@ -58,7 +58,7 @@ TEST(NormPlan, Prints) {
   out << norm_plan(129, 128, kBf16, 1) << "; " << NormPlan{};
   EXPECT_EQ(out.str(),
             "3 parts of 256 threads, 16 lanes a row, 1 packs a lane, 4 rows a "
-            "lane, 3 tiles; two passes");
+            "lane, 0 tiles; two passes");
 }
 
 }  // namespace

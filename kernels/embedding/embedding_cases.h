@@ -16,6 +16,13 @@ struct EmbeddingCase {
 inline std::vector<EmbeddingCase> embedding_cases() {
   std::vector<double> many;
   for (int t = 0; t < 500; ++t) many.push_back((t * t + 3 * t) % 11);
+  // Enough for a GPU to link them by id: ids of one token, of some and of more
+  // than a thousand.
+  std::vector<double> words;
+  for (int t = 0; t < 9001; ++t) {
+    const int draw = t * 7919 % 9001;
+    words.push_back(draw % 3 == 0 ? 1000 + draw : draw % 7 * (draw % 29));
+  }
   return {
       {{}, 4, 8},
       {{3}, 4, 33},
@@ -25,6 +32,9 @@ inline std::vector<EmbeddingCase> embedding_cases() {
       {{0, 5, 0, 1, 5, 0}, 6, 100, 5, 3},
       {{1, 1, 1}, 2, 5, 1},  // nothing but padding
       {many, 11, 129, 4, 1},
+      {words, 10001, 24},
+      {words, 10007, 9, 6, 3},
+      {std::vector<double>(2100, 1), 2, 264},  // one id alone
   };
 }
 

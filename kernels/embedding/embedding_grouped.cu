@@ -1,11 +1,12 @@
-// Gradients of a table whose tokens are first gathered by id.
+// Gradients of a table whose tokens are first linked by id.
 //
-// Tokens of an id come together in no particular order, which costs an atomic
-// addition of whole numbers each; who then adds their rows puts them in order:
-// few of them by rank within a warp, many by a set of bits per window of
-// tokens. So results do not depend on who came first.
+// Every token goes to the front of its id's list, which costs two atomic
+// operations on whole numbers; who then adds the rows of an id puts them in
+// order: few of them by rank within a warp, many by looking through all tokens,
+// a bit for each. So results do not depend on who came first.
 #include <algorithm>
 
+#include "kernels/cuda_launch.cuh"
 #include "kernels/cuda_rows.cuh"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/embedding/embedding_rows.cuh"
@@ -15,108 +16,137 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
+// Threads of a block that has a token each: enough blocks for all processors.
+constexpr int kLinkThreads = 128;
 // Ids with more tokens than a warp has lanes are a block's, else a warp's.
 constexpr int kFew = kWarp;
 
-// How many there are of what the passes below append; before that, 0.
-struct Totals {
-  int32_t places;  // tokens that count
-  int32_t few, many;
-};
-
-// An id that occurs, and where its tokens stand in `token`.
-struct Segment {
-  int32_t id, begin, count;
+// The tokens of one id.
+struct List {
+  int32_t count;
+  int32_t front;  // which came last; `next` leads to the others, then to -1
 };
 
 struct Workspace {
-  Totals* totals;
-  int32_t* count;    // [V] tokens of each id, then where they begin
-  int32_t* rank;     // [T] of a token among those of its id, in any order
-  int32_t* token;    // [T] by id
-  Segment* segment;  // [min(T, V)] those of few from the front, others behind
-  int64_t segments;
+  List* list;      // [V] those of ids that occur
+  int32_t* next;   // [T] token of the same id, in any order
+  int32_t* many;   // [T / (kFew + 1)] ids of more than kFew tokens
+  int32_t* total;  // of `many`
   size_t bytes;
 
-  Workspace(std::byte* memory, int64_t tokens, int64_t vocabulary)
-      : segments(std::min(tokens, vocabulary)), bytes(0) {
+  Workspace(std::byte* memory, int64_t tokens, int64_t vocabulary) : bytes(0) {
     const auto take = [&](int64_t size) {
       std::byte* const at = memory + bytes;
       bytes += static_cast<size_t>(ceil_div(size, 16) * 16);
       return at;
     };
-    totals = reinterpret_cast<Totals*>(take(sizeof(Totals)));
-    count = reinterpret_cast<int32_t*>(take(vocabulary * 4));
-    rank = reinterpret_cast<int32_t*>(take(tokens * 4));
-    token = reinterpret_cast<int32_t*>(take(tokens * 4));
-    segment = reinterpret_cast<Segment*>(
-        take(segments * static_cast<int64_t>(sizeof(Segment))));
+    list = reinterpret_cast<List*>(
+        take(vocabulary * static_cast<int64_t>(sizeof(List))));
+    next = reinterpret_cast<int32_t*>(take(tokens * 4));
+    many = reinterpret_cast<int32_t*>(take(tokens / (kFew + 1) * 4));
+    total = reinterpret_cast<int32_t*>(take(4));
   }
 };
 
-__global__ void __launch_bounds__(kThreads)
-    count_ids(Rows<const int32_t, 1> ids, int64_t padding_id, Workspace space) {
-  const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (t >= ids.size[0]) return;
-  const int32_t id = ids(t);
-  if (id != padding_id) space.rank[t] = atomicAdd(&space.count[id], 1);
+// The id of this thread's token; padding_id where there is none.
+__device__ int32_t id_of_thread(const Rows<const int32_t, 1>& ids,
+                                int64_t padding_id, int64_t& t) {
+  t = int64_t{blockIdx.x} * kLinkThreads + threadIdx.x;
+  return t < ids.size[0] ? ids(t) : static_cast<int32_t>(padding_id);
 }
 
-// The value's sum over the threads before this one, beginning where all that
-// the block appends begins.
-__device__ int32_t append(int32_t value, int32_t* total) {
-  __shared__ int32_t parts[kWarps];
-  __shared__ int32_t first;
+__global__ void __launch_bounds__(kLinkThreads)
+    clear_lists(Rows<const int32_t, 1> ids, int64_t padding_id,
+                Workspace space) {
+  wait_for_earlier();
+  let_next_begin();
+  int64_t t;
+  const int32_t id = id_of_thread(ids, padding_id, t);
+  if (t == 0) *space.total = 0;
+  if (t < ids.size[0] && id != padding_id) space.list[id] = {0, -1};
+}
+
+__global__ void __launch_bounds__(kLinkThreads)
+    link_tokens(Rows<const int32_t, 1> ids, int64_t padding_id,
+                Workspace space) {
+  // Older than clear_lists(), which has waited for it.
+  int64_t t;
+  const int32_t id = id_of_thread(ids, padding_id, t);
+  wait_for_earlier();
+  let_next_begin();
+  if (t >= ids.size[0] || id == padding_id) return;
+  List& list = space.list[id];
+  const int32_t rank = atomicAdd(&list.count, 1);
+  space.next[t] = atomicExch(&list.front, static_cast<int32_t>(t));
+  if (rank == kFew) space.many[atomicAdd(space.total, 1)] = id;
+}
+
+// A warp has the row of the table that token `t` names, or 32 kHeld packs of
+// it, if the token is the front of its list and the list is short.
+constexpr int kHeld = 4;
+template <bool kWhole, class T>
+__device__ void add_few(int64_t t, int32_t id, int64_t part,
+                        const Rows<const T, 2>& dy,
+                        const Rows<Accumulator<T>, 2>& dtable,
+                        const Workspace& space) {
+  using A = Accumulator<T>;
+  // A pack of sums, so that a warp's accesses to the table have no gaps.
+  constexpr int kN = Pack<A>::kSize;
+  __shared__ int32_t ordered[kWarps][kFew];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  int32_t sum = value;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int32_t other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
+  const int64_t d = dy.size[1], packs = (d + kN - 1) / kN;
+  const List list = space.list[id];
+  if (list.front != t || list.count > kFew) return;
+  int32_t mine = 0x7fffffff, token = list.front;
+  for (int i = 0; i < list.count; ++i) {
+    if (i > 0) token = space.next[token];
+    if (lane == i) mine = token;
   }
-  __syncthreads();  // of a call before this one
-  if (lane == kWarp - 1) parts[warp] = sum;
-  __syncthreads();
-  int32_t before = 0, all = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    before += w < warp ? parts[w] : 0;
-    all += parts[w];
+  int rank = 0;
+  for (int i = 0; i < list.count; ++i) {
+    rank += __shfl_sync(~0u, mine, i) < mine;
   }
-  if (threadIdx.x == 0) first = atomicAdd(total, all);
-  __syncthreads();
-  return first + before + sum - value;
+  if (lane < list.count) ordered[warp][rank] = mine;
+  __syncwarp();
+
+  const int64_t first = part * (kWarp * kHeld) + lane;
+  A* const to = dtable.row(id);
+  Pack<A, kN> sum[kHeld];
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    const int64_t j = first + h * kWarp;
+    if (j < packs) sum[h] = load_pack<kWhole, kN>(to, j, d);
+  }
+  for (int i = 0; i < list.count; ++i) {
+    const T* const from = dy.row(ordered[warp][i]);
+    Pack<T, kN> g[kHeld];
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int64_t j = first + h * kWarp;
+      if (j < packs) g[h] = load_pack<kWhole, kN>(from, j, d);
+    }
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+#pragma unroll
+      for (int e = 0; e < kN; ++e) sum[h].at[e] += load(g[h].at[e]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    const int64_t j = first + h * kWarp;
+    if (j < packs) store_pack<kWhole>(to, j, d, sum[h]);
+  }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    make_segments(int64_t vocabulary, Workspace space) {
-  const int64_t id = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int32_t count = id < vocabulary ? space.count[id] : 0;
-  const int32_t begin = append(count, &space.totals->places);
-  const bool few = count > 0 && count <= kFew, many = count > kFew;
-  const int32_t of_few = append(few, &space.totals->few);
-  const int32_t of_many = append(many, &space.totals->many);
-  if (count == 0) return;
-  space.count[id] = begin;
-  space.segment[few ? of_few : space.segments - 1 - of_many] = {
-      static_cast<int32_t>(id), begin, count};
-}
+// Tokens that a block looks through at once, a word of bits each thread.
+constexpr int kWindow = kThreads * 32;
 
-__global__ void __launch_bounds__(kThreads)
-    gather(Rows<const int32_t, 1> ids, int64_t padding_id, Workspace space) {
-  const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (t >= ids.size[0]) return;
-  const int32_t id = ids(t);
-  if (id == padding_id) return;
-  space.token[space.count[id] + space.rank[t]] = static_cast<int32_t>(t);
-}
-
-// sum += rows first[0], first[1], ... of dy, pack j of kN, in that order;
-// kAtOnce rows are in flight together.
-template <bool kWhole, int kAtOnce, int kN, class T, class Index>
-__device__ void add_rows(const Rows<const T, 2>& dy, int64_t base,
-                         const Index* token, int count, int64_t j,
+// sum += the listed rows of dy, pack j of kN, in that order; kAtOnce rows are
+// in flight together.
+template <bool kWhole, int kAtOnce, int kN, class T>
+__device__ void add_rows(const Rows<const T, 2>& dy, int64_t window,
+                         const uint16_t* token, int count, int64_t j,
                          Pack<Accumulator<T>, kN>& sum) {
   int i = 0;
   const auto add = [&]<int kEach>() {
@@ -125,7 +155,7 @@ __device__ void add_rows(const Rows<const T, 2>& dy, int64_t base,
 #pragma unroll
       for (int r = 0; r < kEach; ++r) {
         g[r] =
-            load_pack<kWhole, kN>(dy.row(base + token[i + r]), j, dy.size[1]);
+            load_pack<kWhole, kN>(dy.row(window + token[i + r]), j, dy.size[1]);
       }
 #pragma unroll
       for (int r = 0; r < kEach; ++r) {
@@ -134,84 +164,51 @@ __device__ void add_rows(const Rows<const T, 2>& dy, int64_t base,
       }
     }
   };
-  if constexpr (kAtOnce > 4) add.template operator()<kAtOnce>();
+  add.template operator()<kAtOnce>();
   add.template operator()<4>();
   add.template operator()<1>();
 }
 
-// A warp has one id's row of the table, or 32 packs of it.
+// Blocks have one id of many tokens after the other, each kThreads pairs of its
+// columns.
 template <bool kWhole, class T>
-__device__ void add_few(int64_t item, const Rows<const T, 2>& dy,
-                        const Rows<Accumulator<T>, 2>& dtable,
-                        const Workspace& space) {
-  using A = Accumulator<T>;
-  constexpr int kN = Pack<T>::kSize;
-  __shared__ int32_t ordered[kWarps][kFew];
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int64_t d = dy.size[1], packs = (d + kN - 1) / kN;
-  const Division at = divide(item, (packs + kWarp - 1) / kWarp);
-  if (at.quotient >= space.totals->few) return;
-  const Segment segment = space.segment[at.quotient];
-  const int32_t mine =
-      lane < segment.count ? space.token[segment.begin + lane] : 0x7fffffff;
-  int rank = 0;
-  for (int i = 0; i < segment.count; ++i) {
-    rank += __shfl_sync(~0u, mine, i) < mine;
-  }
-  if (lane < segment.count) ordered[warp][rank] = mine;
-  __syncwarp();
-  const int64_t j = at.rest * kWarp + lane;
-  if (j >= packs) return;
-  A* const to = dtable.row(segment.id);
-  Pack<A, kN> sum = load_pack<kWhole, kN>(to, j, d);
-  add_rows<kWhole, 4>(dy, 0, ordered[warp], segment.count, j, sum);
-  store_pack<kWhole>(to, j, d, sum);
-}
-
-// Tokens whose set of bits a block holds, one word a thread.
-constexpr int kWindow = kThreads * 32;
-
-// Blocks have one id after the other, each kThreads pairs of its columns.
-template <bool kWhole, class T>
-__device__ void add_many(int64_t blocks, const Rows<const T, 2>& dy,
+__device__ void add_many(const Rows<const int32_t, 1>& ids,
+                         const Rows<const T, 2>& dy,
                          const Rows<Accumulator<T>, 2>& dtable,
                          const Workspace& space) {
   using A = Accumulator<T>;
   constexpr int kN = 2, kAtOnce = 128 / (kN * sizeof(T));
-  __shared__ unsigned chosen[kThreads];
   __shared__ int32_t parts[kWarps];
   __shared__ uint16_t ordered[kWindow];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t tokens = dy.size[0];
   const int64_t d = dy.size[1], packs = (d + kN - 1) / kN;
   const int64_t chunks = (packs + kThreads - 1) / kThreads;
-  const int64_t items = space.totals->many * chunks;
-  for (int64_t item = blockIdx.x; item < items; item += blocks) {
+  const int64_t items = *space.total * chunks;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const Division at = divide(item, chunks);
-    const Segment segment = space.segment[space.segments - 1 - at.quotient];
+    const int32_t id = space.many[at.quotient];
     const int64_t j = at.rest * kThreads + threadIdx.x;
     const bool inside = j < packs;
-    A* const to = dtable.row(segment.id);
+    A* const to = dtable.row(id);
     Pack<A, kN> sum{};
     if (inside) sum = load_pack<kWhole, kN>(to, j, d);
-    for (int64_t window = 0; window < dy.size[0]; window += kWindow) {
-      chosen[threadIdx.x] = 0;
-      __syncthreads();
-      for (int i = threadIdx.x; i < segment.count; i += kThreads) {
-        const int64_t t = space.token[segment.begin + i] - window;
-        if (t >= 0 && t < kWindow) {
-          atomicOr(&chosen[t / 32], 1u << static_cast<unsigned>(t % 32));
-        }
+    for (int64_t window = 0; window < tokens; window += kWindow) {
+      unsigned bits = 0;
+#pragma unroll 16
+      for (int word = 0; word < kWarp; ++word) {
+        const int64_t t = window + (warp * kWarp + word) * kWarp + lane;
+        const unsigned found = __ballot_sync(~0u, t < tokens && ids(t) == id);
+        if (lane == word) bits = found;
       }
-      __syncthreads();
-      unsigned bits = chosen[threadIdx.x];
       int place = __popc(bits);
 #pragma unroll
       for (int step = 1; step < kWarp; step *= 2) {
         const int other = __shfl_up_sync(~0u, place, step);
         if (lane >= step) place += other;
       }
+      __syncthreads();  // of a window before this one
       if (lane == kWarp - 1) parts[warp] = place;
       __syncthreads();
       int count = 0;
@@ -236,14 +233,18 @@ __device__ void add_many(int64_t blocks, const Rows<const T, 2>& dy,
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads, 4)
-    add(int64_t blocks_of_many, Rows<const T, 2> dy,
-        Rows<Accumulator<T>, 2> dtable, Workspace space) {
-  // The longest sums begin first.
-  if (blockIdx.x < blocks_of_many) {
-    add_many<kWhole>(blocks_of_many, dy, dtable, space);
-  } else {
-    const int64_t block = blockIdx.x - blocks_of_many;
-    add_few<kWhole>(block * kWarps + threadIdx.x / kWarp, dy, dtable, space);
+    add(Rows<const int32_t, 1> ids, int64_t padding_id, int64_t parts,
+        Rows<const T, 2> dy, Rows<Accumulator<T>, 2> dtable, Workspace space) {
+  const Division at =
+      divide(int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, parts);
+  const int64_t t = dy.size[0] - 1 - at.quotient;
+  const int32_t id = t >= 0 ? ids(t) : 0;
+  wait_for_earlier();
+  // The longest sums begin first; for the same reason the last tokens, which
+  // are more often the front of a long list.
+  add_many<kWhole>(ids, dy, dtable, space);
+  if (t >= 0 && id != padding_id) {
+    add_few<kWhole>(t, id, at.rest, dy, dtable, space);
   }
 }
 
@@ -257,34 +258,21 @@ template <class T>
 void embedding_backward_grouped(Launch l, View<const int32_t> ids,
                                 View<const T> dy, View<Accumulator<T>> dtable,
                                 int64_t padding_id, std::byte* workspace) {
-  const int64_t tokens = ids.size(0), vocabulary = dtable.size(0);
-  const Workspace space(workspace, tokens, vocabulary);
-  const cudaStream_t stream = stream_of(l);
+  const int64_t tokens = ids.size(0);
+  const Workspace space(workspace, tokens, dtable.size(0));
   const auto blocks = [](int64_t n, int each) {
-    return static_cast<unsigned>(ceil_div(n, each));
+    return dim3(static_cast<unsigned>(ceil_div(n, each)));
   };
-  cudaMemsetAsync(
-      space.totals, 0,
-      static_cast<size_t>(reinterpret_cast<std::byte*>(space.rank) - workspace),
-      stream);
-  count_ids<<<blocks(tokens, kThreads), kThreads, 0, stream>>>(
-      rows<1>(ids), padding_id, space);
-  make_segments<<<blocks(vocabulary, kThreads), kThreads, 0, stream>>>(
-      vocabulary, space);
-  gather<<<blocks(tokens, kThreads), kThreads, 0, stream>>>(rows<1>(ids),
-                                                            padding_id, space);
-  check_launch("embedding_backward");
-  // As many blocks as could be needed, of those with many tokens up to eight on
-  // each of an H200's processors; those without work end at once.
-  constexpr int kN = Pack<T>::kSize;
-  const int64_t d = dy.size(1);
-  const int64_t many = std::min<int64_t>(
-      tokens / (kFew + 1) * ceil_div(d, 2 * kThreads), 8 * 132);
-  const int64_t few =
-      ceil_div(space.segments * ceil_div(ceil_div(d, kN), kWarp), kWarps);
+  launch_early(l, clear_lists, blocks(tokens, kLinkThreads), kLinkThreads, 0, 1,
+               rows<1>(ids), padding_id, space);
+  launch_early(l, link_tokens, blocks(tokens, kLinkThreads), kLinkThreads, 0, 1,
+               rows<1>(ids), padding_id, space);
+  const int64_t parts = ceil_div(
+      ceil_div(dy.size(1), Pack<Accumulator<T>>::kSize), kWarp * kHeld);
   const auto run = [&]<bool kWhole>() {
-    add<kWhole, T><<<static_cast<unsigned>(many + few), kThreads, 0, stream>>>(
-        many, rows<2>(dy), rows<2>(dtable), space);
+    launch_early(l, add<kWhole, T>, blocks(tokens * parts, kWarps), kThreads, 0,
+                 1, rows<1>(ids), padding_id, parts, rows<2>(dy),
+                 rows<2>(dtable), space);
   };
   if (packable_onto(dy, dtable)) {
     run.template operator()<true>();

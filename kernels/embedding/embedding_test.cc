@@ -1,6 +1,8 @@
 #include "kernels/embedding/embedding.h"
 
 #include <cmath>
+#include <cstddef>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/embedding/embedding_cases.h"
@@ -80,11 +82,19 @@ TYPED_TEST(Embedding, BackwardAddsInOrderOfTokens) {
         sums[id * c.d + j] += static_cast<A>(dy[t * c.d + j]);
       }
     }
-    embedding_backward(launch(), p.ids.in(), p.dy.in(), p.dtable.view(),
-                       c.padding_id);
-    const std::vector<double> got = p.dtable.values();
-    EXPECT_EQ(std::vector<A>(got.begin(), got.end()), sums);
-    EXPECT_TRUE(p.dtable.guards_intact());
+    // Whatever the workspace held.
+    std::vector<std::byte> space(
+        embedding_backward_workspace_bytes(launch(), p.tokens, c.v),
+        std::byte{0x5a});
+    for (std::byte* workspace : {static_cast<std::byte*>(nullptr),
+                                 space.empty() ? nullptr : space.data()}) {
+      p.dtable.set(before);
+      embedding_backward(launch(), p.ids.in(), p.dy.in(), p.dtable.view(),
+                         c.padding_id, workspace);
+      const std::vector<double> got = p.dtable.values();
+      EXPECT_EQ(std::vector<A>(got.begin(), got.end()), sums);
+      EXPECT_TRUE(p.dtable.guards_intact());
+    }
   }
 }
 

@@ -15,6 +15,11 @@ struct GroupedMatmulCase {
 };
 
 inline std::vector<GroupedMatmulCase> grouped_matmul_cases() {
+  // Tiles for a GPU's clusters three times over, and more experts than it puts
+  // in order.
+  std::vector<int32_t> several, many;
+  for (int e = 0; e < 150; ++e) several.push_back(e * 7 % 19);
+  for (int e = 0; e < 1027; ++e) many.push_back(e % 3);
   return {
       {{3, 5, 2, 7}, 0, 16, 24},
       {{0, 5, 2, 7}, 3, 16, 24},      // first empty
@@ -32,6 +37,8 @@ inline std::vector<GroupedMatmulCase> grouped_matmul_cases() {
       // What tensor cores take on CUDA (bf16), with ragged tiles either way.
       {{130, 0, 65, 1}, 3, 200, 264},
       {{200, 0, 70}, 5, 256, 384, 8, 2},
+      {several, 2, 24, 16},
+      {many, 0, 16, 8},
   };
 }
 

@@ -11,7 +11,8 @@
 // Rows need no padding: a load may run into the next expert's rows (or be
 // zero-filled past the last), which fills accumulator rows that are not stored.
 // Where rows are summed over (wgrad) what lies behind the expert's last row is
-// zeroed in both operands, since 0 * NaN is NaN.
+// zeroed in both operands, since 0 * NaN is NaN. There tiles take as long as
+// their expert has rows, so the largest experts come first (Tiles).
 #pragma once
 
 #include "kernels/cuda.cuh"
@@ -37,6 +38,8 @@ constexpr int kBk = 64;
 constexpr int kConsumers = 2;  // warpgroups, each of 64 rows
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kPanelBytes = 64 * kPanelRowBytes;
+// More experts than that are not put in order.
+constexpr int kMostOrdered = 1024;
 // 168 a thread at launch: 384 * 168 = 128 * 56 + 256 * 224.
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
@@ -60,8 +63,11 @@ struct Config {
   static constexpr int kRingBytes = kStages * kSlotBytes;
   // Two panels a warpgroup: one is written while the other is being read.
   static constexpr int kStagingBytes = kConsumers * 2 * kPanelBytes;
-  static constexpr int kSharedBytes =
-      kRingBytes + kStagingBytes + 2 * kStages * int{sizeof(Barrier)};
+  static constexpr int kOrderBytes =
+      kWgrad ? kMostOrdered * int{sizeof(uint16_t)} : 0;
+  static constexpr int kSharedBytes = kRingBytes + kStagingBytes +
+                                      2 * kStages * int{sizeof(Barrier)} +
+                                      kOrderBytes;
   static_assert(kSharedBytes <= 227 * 1024);
   static_assert(kBn % 64 == 0 && kBn <= 256);
 };
@@ -83,21 +89,28 @@ struct Tile {
   int m, n;        // its corner of C, m relative to the expert
 };
 
-// The tiles of all experts in order, every `step`-th from `first`. Within an
+// The tiles of all experts, every `step`-th from `first`; in wgrad each second
+// round goes backwards, and experts come in `order` (null: as they lie): by
+// falling numbers of rows, so every cluster gets about as much work. Within an
 // expert, up to p.group tiles below each other, which share B in L2, then the
 // next column strip; the groups of one expert are about equally high.
 template <int kM, int kN, bool kWgrad>
 class Tiles {
  public:
-  __device__ Tiles(const Problem& p, int first, int step)
-      : p_(p), at_(first), step_(step), end_(__ldg(p.offsets)) {
+  __device__ Tiles(const Problem& p, const uint16_t* order, int first, int step)
+      : p_(p),
+        order_(order),
+        at_(first),
+        step_(kWgrad ? 2 * (step - first) - 1 : step),
+        steps_(2 * step) {
     n_tiles_ = (p.n + kN - 1) / kN;
   }
   __device__ bool next(Tile& tile) {
     while (at_ >= base_ + m_tiles_ * n_tiles_) {
       base_ += m_tiles_ * n_tiles_;
-      if (++expert_ >= p_.experts) return false;
-      begin_ = end_;
+      if (++place_ >= p_.experts) return false;
+      expert_ = order_ == nullptr ? place_ : order_[place_];
+      begin_ = __ldg(p_.offsets + expert_);
       end_ = __ldg(p_.offsets + expert_ + 1);
       const int m = kWgrad ? (end_ > begin_ ? p_.m : 0) : end_ - begin_;
       m_tiles_ = (m + kM - 1) / kM;
@@ -106,6 +119,7 @@ class Tiles {
     }
     const int i = at_ - base_;
     at_ += step_;
+    if constexpr (kWgrad) step_ = steps_ - step_;
     const int group = i / (group_ * n_tiles_);
     const int within = i - group * (group_ * n_tiles_);
     const int high = min(group_, m_tiles_ - group * group_);
@@ -117,10 +131,30 @@ class Tiles {
 
  private:
   const Problem& p_;
+  const uint16_t* order_;
   int at_, step_;
+  int steps_;  // of two rounds
   int n_tiles_, m_tiles_ = 0, group_ = 1, base_ = 0;
-  int expert_ = -1, begin_ = 0, end_;
+  int place_ = -1, expert_ = 0, begin_ = 0, end_ = 0;
 };
+
+// order[i]: the expert that i others precede, by falling numbers of rows, then
+// as they lie. By all threads.
+__device__ inline void order_experts(const Problem& p, uint16_t* order) {
+  const auto rows = [&](int expert) {
+    return __ldg(p.offsets + expert + 1) - __ldg(p.offsets + expert);
+  };
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+    const int mine = rows(e);
+    int before = 0;
+#pragma unroll 8
+    for (int i = 0; i < p.experts; ++i) {
+      const int other = rows(i);
+      before += other > mine || (other == mine && i < e);
+    }
+    order[before] = static_cast<uint16_t>(e);
+  }
+}
 
 template <class C>
 using TilesOf = Tiles<C::kCluster * kBm, C::kBn, C::kWgrad>;
@@ -397,6 +431,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   Barrier* const full =
       reinterpret_cast<Barrier*>(shared + C::kRingBytes + C::kStagingBytes);
   Barrier* const empty = full + C::kStages;
+  uint16_t* order = nullptr;
+  if (C::kWgrad && p.experts <= kMostOrdered) {
+    order = reinterpret_cast<uint16_t*>(empty + C::kStages);
+    order_experts(p, order);
+  }
   const int rank = static_cast<int>(cluster_rank());
   const int warpgroup = threadIdx.x / 128;
 
@@ -413,7 +452,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   cluster_sync();
 
-  const TilesOf<C> tiles(p, blockIdx.x / C::kCluster, gridDim.x / C::kCluster);
+  const TilesOf<C> tiles(p, order, blockIdx.x / C::kCluster,
+                         gridDim.x / C::kCluster);
   if (warpgroup == kConsumers) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == kConsumers * 128) {

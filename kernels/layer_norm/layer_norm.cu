@@ -1,3 +1,4 @@
+#include "kernels/cuda_launch.cuh"
 #include "kernels/cuda_norm.cuh"
 #include "kernels/cuda_rows.cuh"
 #include "kernels/layer_norm/layer_norm_cuda.h"
@@ -55,11 +56,23 @@ __global__ void __launch_bounds__(Plan::kThreads)
   });
 }
 
+// The sums of kEach rows over the kLanes lanes of a warp that share them.
+template <int kLanes, int kEach, class A>
+__device__ void row_sums(A (&value)[kEach]) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      value[e] += __shfl_xor_sync(~0u, value[e], step);
+    }
+  }
+}
+
 // Short rows of whole packs: kLanes threads share one, a pack each, and have
 // kEach rows in flight, so that all rows are under way in few rounds of blocks.
-constexpr int kShortThreads = 256, kShortEach = 4;
+constexpr int kShortThreads = 256, kShortEach = 2;
 template <int kLanes, class T>
-__global__ void __launch_bounds__(kShortThreads, 4)
+__global__ void __launch_bounds__(kShortThreads, 8)
     forward_short(Rows<const T, 2> x_ND, const T* w, const T* b, float eps,
                   Rows<T, 2> y_ND, Rows<Accumulator<T>, 1> mean_N,
                   Rows<Accumulator<T>, 1> rstd_N) {
@@ -71,6 +84,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
   const int64_t n = x_ND.size[0];
   const int d = static_cast<int>(x_ND.size[1]);
   const bool inside = lane * kN < d;
+  wait_for_earlier();
   Words<T> x[kShortEach], scale, shift;
 #pragma unroll
   for (int e = 0; e < kShortEach; ++e) {
@@ -81,30 +95,40 @@ __global__ void __launch_bounds__(kShortThreads, 4)
     scale = Words<T>::load(w, lane);
     shift = Words<T>::load(b, lane);
   }
+  // Step by step for all rows, whose waits for other lanes then overlap.
+  A mean[kShortEach] = {}, rstd[kShortEach] = {};
 #pragma unroll
   for (int e = 0; e < kShortEach; ++e) {
-    const int64_t i = first + e * kGroups;
-    A sum = 0, squares = 0;
 #pragma unroll
-    for (int k = 0; k < kN; ++k) sum += x[e][k];
-    const A mean = row_sum<kLanes>(sum) / static_cast<A>(d);
+    for (int k = 0; k < kN; ++k) mean[e] += x[e][k];
+  }
+  row_sums<kLanes>(mean);
+#pragma unroll
+  for (int e = 0; e < kShortEach; ++e) {
+    x[e].narrow();
+    mean[e] /= static_cast<A>(d);
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
-      const A deviation = inside ? x[e][k] - mean : A(0);
-      squares += deviation * deviation;
+      const A deviation = inside ? x[e][k] - mean[e] : A(0);
+      rstd[e] += deviation * deviation;
     }
-    squares = row_sum<kLanes>(squares);
-    const A rstd = 1 / sqrt(squares / static_cast<A>(d) + static_cast<A>(eps));
+  }
+  row_sums<kLanes>(rstd);
+#pragma unroll
+  for (int e = 0; e < kShortEach; ++e) {
+    x[e].narrow();
+    const int64_t i = first + e * kGroups;
+    rstd[e] = 1 / sqrt(rstd[e] / static_cast<A>(d) + static_cast<A>(eps));
     if (i >= n) continue;
     if (lane == 0) {
-      mean_N(i) = mean;
-      rstd_N(i) = rstd;
+      mean_N(i) = mean[e];
+      rstd_N(i) = rstd[e];
     }
     if (!inside) continue;
     A y[kN];
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
-      y[k] = (x[e][k] - mean) * rstd * scale[k] + shift[k];
+      y[k] = (x[e][k] - mean[e]) * rstd[e] * scale[k] + shift[k];
     }
     Words<T>::rounded(y).store(y_ND.row(i), lane);
   }
@@ -212,10 +236,10 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
   if (n == 0) return;
   const auto run_short = [&]<int kLanes>() {
     constexpr int kRows = kShortThreads / kLanes * kShortEach;
-    forward_short<kLanes, T>
-        <<<static_cast<unsigned>(ceil_div(n, kRows)), kShortThreads, 0,
-           stream_of(l)>>>(rows<2>(x_ND), w_D.data, b_D.data, eps,
-                           rows<2>(y_ND), rows<1>(mean_N), rows<1>(rstd_N));
+    launch_early(l, forward_short<kLanes, T>,
+                 dim3(static_cast<unsigned>(ceil_div(n, kRows))), kShortThreads,
+                 0, 1, rows<2>(x_ND), w_D.data, b_D.data, eps, rows<2>(y_ND),
+                 rows<1>(mean_N), rows<1>(rstd_N));
     check_launch("layer_norm_forward");
   };
   if (packs <= kWarp && packable(x_ND) && packable(w_D) && packable(b_D) &&
