@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda_rows.cuh"
@@ -148,6 +150,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The factor is nearly always 1: then no block does more than read it.
+template <bool kWhole, class T>
+__global__ void __launch_bounds__(kThreads)
+    scale(Rows<T, 2> dlogits, const Accumulator<T>* factor) {
+  constexpr int kN = Pack<T>::kSize;
+  const Accumulator<T> by = *factor;
+  if (by == 1) return;
+  const int64_t n = dlogits.size[1], packs = (n + kN - 1) / kN;
+  for (int64_t t = blockIdx.x; t < dlogits.size[0]; t += gridDim.x) {
+    T* x = dlogits.row(t);
+    for (int64_t j = threadIdx.x; j < packs; j += kThreads) {
+      Pack<T> v = load_pack<kWhole, kN>(x, j, n);
+#pragma unroll
+      for (int e = 0; e < kN; ++e) store(v.at[e], by * load(v.at[e]));
+      store_pack<kWhole>(x, j, n, v);
+    }
+  }
+}
+constexpr int64_t kScaleBlocks = 528;  // four for each of an H200's processors
+
 }  // namespace
 
 template <class T>
@@ -180,13 +202,41 @@ void cross_entropy_backward(Launch l, View<T> logits,
   check_launch("cross_entropy_backward");
 }
 
+template <class T>
+void cross_entropy_forward_backward(Launch l, View<T> logits,
+                                    View<const int32_t> labels,
+                                    View<const Accumulator<T>> weight,
+                                    View<Accumulator<T>> loss,
+                                    View<Accumulator<T>> lse) {
+  cuda::cross_entropy_forward<T>(l, logits, labels, loss, lse);
+  cuda::cross_entropy_backward<T>(l, logits, labels, lse, weight);
+}
+
+template <class T>
+void cross_entropy_scale(Launch l, View<T> dlogits,
+                         View<const Accumulator<T>> factor) {
+  const auto blocks =
+      static_cast<unsigned>(std::min(dlogits.size(0), kScaleBlocks));
+  if (blocks == 0) return;
+  const auto run = [&]<bool kWhole>() {
+    scale<kWhole, T>
+        <<<blocks, kThreads, 0, stream_of(l)>>>(rows<2>(dlogits), factor.data);
+  };
+  by_alignment(run, View<const T>(dlogits));
+  check_launch("cross_entropy_scale");
+}
+
 #define INSTANTIATE(T)                                                       \
   template void cross_entropy_forward(                                       \
       Launch, View<const T>, View<const int32_t>, View<Accumulator<T>>,      \
       View<Accumulator<T>>);                                                 \
   template void cross_entropy_backward(Launch, View<T>, View<const int32_t>, \
                                        View<const Accumulator<T>>,           \
-                                       View<const Accumulator<T>>)
+                                       View<const Accumulator<T>>);          \
+  template void cross_entropy_forward_backward(                              \
+      Launch, View<T>, View<const int32_t>, View<const Accumulator<T>>,      \
+      View<Accumulator<T>>, View<Accumulator<T>>);                           \
+  template void cross_entropy_scale(Launch, View<T>, View<const Accumulator<T>>)
 INSTANTIATE(float);
 INSTANTIATE(bf16);
 INSTANTIATE(double);
