@@ -126,7 +126,10 @@ Tensor combine(const Routed& x_R, const Tensor& weight_TK);
 // --- Losses -----------------------------------------------------------------
 
 // loss = sum_t weight[t] * CE(x_TD w_VD^T, label[t]); label -100 is ignored.
-// weight is a constant, acc. Logits are made in chunks of tokens.
+// weight is a constant, acc. Logits are made in chunks of tokens, and their
+// gradient for dloss = 1 along with the loss where it is recorded: a dloss that
+// is not exactly 1 multiplies it on the way back and rounds it again, so
+// coefficients belong into weight.
 CrossEntropy linear_cross_entropy(const Tensor& x_TD, const Parameter& w_VD,
                                   const Tensor& label_T,
                                   const Tensor& weight_T);

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <sstream>
 
 #include "autograd/anomaly.h"
+#include "autograd/observer.h"
 #include "gtest/gtest.h"
 
 namespace tapeline {
@@ -296,6 +298,87 @@ TEST(Ops, CrossEntropyOfManyTokensIsTheSumOfItsChunks) {
   for (size_t i = 0; i < dw.size(); ++i) {
     EXPECT_NEAR(dw[i], dw1[i] + dw2[i], 2e-3f) << i;
   }
+}
+
+// The head of a model, bf16: its loss's gradient is made before it is known.
+struct Head {
+  Parameter w = weight({11, 4}, 1, DType::kBf16);
+  Tensor x = normal({5, 4}, 2, DType::kBf16);
+  Tensor label = ints({6, 0, -100, 3, 10}, {5});
+  Tensor share = normal({5}, 3);
+
+  CrossEntropy operator()(const Tensor& in) const {
+    return linear_cross_entropy(in, w, label, share);
+  }
+};
+struct HeadStep {
+  Floats token_loss, dx, dw;
+  bool operator==(const HeadStep&) const = default;
+};
+HeadStep step_of(const Head& head) {
+  Tape tape;
+  const Tensor in = tape.input(head.x);
+  const CrossEntropy ce = record(tape, [&] { return head(in); });
+  ParameterGradients grads;
+  const Floats dx = floats(tape.backward(ce.loss, grads)[0]);
+  return {floats(ce.token_loss_T), dx, floats(grads.combined(head.w))};
+}
+
+TEST(Ops, CrossEntropyMultipliesByItsGradientAgainOnEveryBackward) {
+  const Head head;
+  const HeadStep once = step_of(head);
+  Tape tape;
+  const Tensor in = tape.input(head.x);
+  const Tensor loss = record(tape, [&] { return head(in).loss; });
+  // Powers of two round nothing.
+  for (const float seed : {4.0f, 1.0f, -0.5f, 1.0f}) {
+    ParameterGradients grads;
+    const Tensor dloss = Tensor::full({1}, DType::kF32, seed);
+    HeadStep got{once.token_loss,
+                 floats(tape.backward({{loss, dloss}}, grads, Retain::kYes)[0]),
+                 floats(grads.combined(head.w))};
+    for (float& v : got.dx) v /= seed;
+    for (float& v : got.dw) v /= seed;
+    EXPECT_EQ(got, once) << seed;
+  }
+}
+
+TEST(Ops, CrossEntropyHasTheSameLossWhetherRecordedOrNot) {
+  const Head head;
+  EXPECT_EQ(floats(head(head.x).token_loss_T), step_of(head).token_loss);
+}
+
+TEST(Ops, CrossEntropyKeepsOneGradientOfItsLogits) {
+  const Head head;
+  Tape tape;
+  const Tensor in = tape.input(head.x);
+  record(tape, [&] { return head(in).loss; });
+  std::ostringstream out;
+  tape.print(out);
+  const int bytes = 5 * 11 * 2 + 5 * 4 * 2;  // and its input
+  EXPECT_NE(out.str().find("saved " + std::to_string(bytes) + " bytes"),
+            std::string::npos)
+      << out.str();
+}
+
+struct LogitsSeen : Observer {
+  void value(const char* name, const std::string&, const Tensor& x) override {
+    if (std::string(name) == "logits") logits = floats(x);
+  }
+  void gradient(const char*, const std::string&, const Tensor&) override {}
+  Tensor choice(const char*, const std::string&, const Tensor& ids) override {
+    return ids;
+  }
+  Floats logits;
+};
+
+TEST(Ops, CrossEntropyShowsLogitsThatItWouldOverwriteAndKeepsItsBits) {
+  const Head head;
+  const HeadStep alone = step_of(head);
+  LogitsSeen seen;
+  const ObserverScope scope(seen);
+  EXPECT_EQ(step_of(head), alone);
+  EXPECT_EQ(seen.logits, floats(linear(head.x, head.w)));
 }
 
 TEST(Ops, CrossEntropyWithoutLabelsIsZeroWithZeroGradients) {

@@ -1,6 +1,8 @@
 // Shared by the op files: element access, shape checks and output allocation.
 #pragma once
 
+#include <initializer_list>
+
 #include "autograd/anomaly_recorder.h"
 #include "autograd/checkpoint.h"
 #include "autograd/gradients.h"
@@ -61,6 +63,20 @@ View<T> flat_rows(const View<T>& x) {
 inline int64_t flat_row_count(const Tensor& x) {
   const int64_t d = x.size(-1);
   return x.rank() == 2 ? x.size(0) : d == 0 ? 0 : x.elements() / d;
+}
+
+// Whether push() will record an op of these, for one whose kernels make its
+// gradient along with its output.
+inline bool will_record(std::initializer_list<const Tensor*> inputs,
+                        std::initializer_list<const Parameter*> parameters) {
+  if (op_mode() != GradMode::kOn) return false;
+  for (const Tensor* x : inputs) {
+    if (x->requires_grad) return true;
+  }
+  for (const Parameter* p : parameters) {
+    if (p->trainable()) return true;
+  }
+  return false;
 }
 
 // A shape rule's result, or the program's end with its message.

@@ -42,12 +42,9 @@ struct Head {
     ++launches;
     matmul<T, T>(l, view_of(in.x, {N, D}), view_of(in.w, {V, D}),
                  view_of(logits, {N, V}), {.transpose_b = true});
-    cross_entropy_forward<T>(l, view_of(in.logits, {N, V}),
-                             view_of(in.device_labels, {N}), view_of(loss, {N}),
-                             view_of(lse, {N}));
-    cross_entropy_backward<T>(l, view_of(logits, {N, V}),
-                              view_of(in.device_labels, {N}),
-                              view_of(in.lse, {N}), view_of(in.weight, {N}));
+    cross_entropy_forward_backward<T>(
+        l, view_of(logits, {N, V}), view_of(in.device_labels, {N}),
+        view_of(in.weight, {N}), view_of(loss, {N}), view_of(lse, {N}));
     matmul<T, T>(l, view_of(in.logits, {N, V}), view_of(in.w, {V, D}),
                  view_of(dx, {N, D}));
     matmul<T, A>(l, view_of(in.logits, {N, V}), view_of(in.x, {N, D}),

@@ -5,6 +5,8 @@
 //   loss[t] = lse[t] - logits[t, label[t]]
 //   backward, in place:  logits[t, v] := w[t] (exp(logits[t, v] - lse[t])
 //                                              - [v = label[t]])
+//   forward_backward     both, bit for bit, of one row after the other
+//   scale, in place:     dlogits[t, v] := factor dlogits[t, v]
 //
 //   logits [T, V] float, bf16 or double   labels [T] i32   loss, lse, w [T]
 //   fp32 (fp64); softmax in fp32 (fp64), each dlogit rounded once
@@ -17,7 +19,9 @@
 // contiguous. One thread per row; sums over V in the order of lane_sum() in
 // simd_math.h.
 // Bandwidth-bound: forward reads T V twice (the second time from a cache if the
-// row fits), backward reads and writes T V.
+// row fits), backward reads and writes T V, and so does forward_backward where
+// a row stays in a cache. scale rounds a dlogit again; a factor of 1, which is
+// read where the kernel runs, moves and changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +43,18 @@ void cross_entropy_backward(Launch, View<T> logits_TV,
                             View<const int32_t> labels_T,
                             View<const Accumulator<T>> lse_T,
                             View<const Accumulator<T>> weight_T);
+
+template <class T>
+void cross_entropy_forward_backward(Launch, View<T> logits_TV,
+                                    View<const int32_t> labels_T,
+                                    View<const Accumulator<T>> weight_T,
+                                    View<Accumulator<T>> loss_T,
+                                    View<Accumulator<T>> lse_T);
+
+// `factor` is one number.
+template <class T>
+void cross_entropy_scale(Launch, View<T> dlogits_TV,
+                         View<const Accumulator<T>> factor);
 
 inline Cost cross_entropy_cost(int64_t tokens, int64_t vocabulary,
                                int64_t element_bytes, bool backward) {

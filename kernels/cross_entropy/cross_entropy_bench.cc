@@ -33,6 +33,12 @@ struct Data {
                               label_view(), view_of(lse, {tokens}),
                               view_of(weight, {tokens}));
   }
+  void both(Launch l) {
+    cross_entropy_forward_backward<T>(l, view_of(logits, {tokens, vocabulary}),
+                                      label_view(), view_of(weight, {tokens}),
+                                      view_of(loss, {tokens}),
+                                      view_of(lse, {tokens}));
+  }
   View<const int32_t> label_view() const {
     return view_of(device_labels, {tokens});
   }
@@ -65,15 +71,18 @@ Run make_forward(const Arguments& a) {
               }};
 }
 
-// With kBoth forward and backward; the bytes are those of one read of the
-// logits and one write of their gradient.
+// With kBoth forward and backward in one; the bytes are those of one read of
+// the logits and one write of their gradient.
 template <class T, bool kBoth>
 Run make_backward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a.dims);
   data->forward(a.launch);
   const auto launch = [data, l = a.launch] {
-    if (kBoth) data->forward(l);
-    data->backward(l);
+    if (kBoth) {
+      data->both(l);
+    } else {
+      data->backward(l);
+    }
   };
   return {
       // In place: later launches work on gradients, at the same speed.

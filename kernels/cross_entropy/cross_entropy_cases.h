@@ -16,7 +16,8 @@ struct CrossEntropyCase {
   const char* name;
   int64_t tokens, vocabulary;
   Labels labels;
-  float spread;  // standard deviation of the logits
+  float spread;     // standard deviation of the logits
+  int64_t gap = 3;  // elements between rows; 0: rows may be whole packs
 };
 
 inline std::ostream& operator<<(std::ostream& out, const CrossEntropyCase& c) {
@@ -34,6 +35,9 @@ inline const std::vector<CrossEntropyCase>& cross_entropy_cases() {
       {"two_classes", 5, 2, Labels::kSome, 1},
       {"large_logits", 9, 130, Labels::kSome, 1000},
       {"large_vocabulary", 3, 154880, Labels::kAll, 3},
+      {"rows_of_packs", 5, 256, Labels::kSome, 2, 0},
+      {"packs_of_glm", 2, 154880, Labels::kSome, 3, 0},
+      {"packs_of_qwen", 3, 151936, Labels::kSome, 20, 0},
   };
   return cases;
 }

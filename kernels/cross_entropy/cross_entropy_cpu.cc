@@ -40,6 +40,42 @@ Accumulator<T> log_sum_exp(const T* x, int64_t n) {
   return max + std::log(sum);
 }
 
+// loss and lse of token t. Nothing of an ignored token is read.
+template <class T, class A>
+void forward_row(const T* x, int64_t vocabulary, int32_t label, int64_t t,
+                 A& loss, A& lse) {
+  loss = lse = 0;
+  if (label == kIgnoredLabel) return;
+  check_label(label, vocabulary, t);
+  lse = log_sum_exp(x, vocabulary);
+  loss = lse - load(x[label]);
+}
+
+template <class T, class A>
+void backward_row(T* x, int64_t vocabulary, int32_t label, int64_t t, A lse,
+                  A weight) {
+  if (label != kIgnoredLabel) check_label(label, vocabulary, t);
+  if (label == kIgnoredLabel || weight == 0) {
+    std::fill_n(x, vocabulary, T());
+    return;
+  }
+  const A at_label = weight * (exp_simd(load(x[label]) - lse) - A(1));
+#pragma omp simd
+  for (int64_t v = 0; v < vocabulary; ++v) {
+    store(x[v], weight * exp_simd(load(x[v]) - lse));
+  }
+  store(x[label], at_label);
+}
+
+// f(t) for each token of the logits.
+template <class T, class F>
+void for_tokens(const Launch& l, const View<T>& logits, F f) {
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) f(t);
+  };
+  l.threads->parallel_for(logits.size(0), rows_per_chunk(logits.size(1)), rows);
+}
+
 }  // namespace
 
 template <class T>
@@ -52,18 +88,9 @@ void cross_entropy_forward(Launch l, View<const T> logits,
   if (kCuda && l.on_cuda()) {
     return cuda::cross_entropy_forward(l, logits, labels, loss, lse);
   }
-  const int64_t vocabulary = logits.size(1);
-  const auto rows = [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      loss(t) = lse(t) = 0;
-      if (labels(t) == kIgnoredLabel) continue;
-      check_label(labels(t), vocabulary, t);
-      const T* x = &logits(t, 0);
-      lse(t) = log_sum_exp(x, vocabulary);
-      loss(t) = lse(t) - load(x[labels(t)]);
-    }
-  };
-  l.threads->parallel_for(logits.size(0), rows_per_chunk(vocabulary), rows);
+  for_tokens(l, logits, [&](int64_t t) {
+    forward_row(&logits(t, 0), logits.size(1), labels(t), t, loss(t), lse(t));
+  });
 }
 
 template <class T>
@@ -76,27 +103,52 @@ void cross_entropy_backward(Launch l, View<T> logits,
   if (kCuda && l.on_cuda()) {
     return cuda::cross_entropy_backward(l, logits, labels, lse, weight);
   }
-  using A = Accumulator<T>;
-  const int64_t vocabulary = logits.size(1);
-  const auto rows = [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      T* x = &logits(t, 0);
-      const int32_t label = labels(t);
-      if (label != kIgnoredLabel) check_label(label, vocabulary, t);
-      if (label == kIgnoredLabel || weight(t) == 0) {
-        std::fill_n(x, vocabulary, T());
-        continue;
-      }
-      const A w = weight(t), z = lse(t);
-      const A at_label = w * (exp_simd(load(x[label]) - z) - A(1));
+  for_tokens(l, logits, [&](int64_t t) {
+    backward_row(&logits(t, 0), logits.size(1), labels(t), t, lse(t),
+                 weight(t));
+  });
+}
+
+template <class T>
+void cross_entropy_forward_backward(Launch l, View<T> logits,
+                                    View<const int32_t> labels,
+                                    View<const Accumulator<T>> weight,
+                                    View<Accumulator<T>> loss,
+                                    View<Accumulator<T>> lse) {
+  if (l.dry) return;
+  check(logits, labels, loss, lse);
+  check(logits, labels, weight, lse);
+  if (kCuda && l.on_cuda()) {
+    return cuda::cross_entropy_forward_backward(l, logits, labels, weight, loss,
+                                                lse);
+  }
+  // A row's second pass finds it in a cache.
+  for_tokens(l, logits, [&](int64_t t) {
+    T* x = &logits(t, 0);
+    forward_row<T>(x, logits.size(1), labels(t), t, loss(t), lse(t));
+    backward_row(x, logits.size(1), labels(t), t, lse(t), weight(t));
+  });
+}
+
+template <class T>
+void cross_entropy_scale(Launch l, View<T> dlogits,
+                         View<const Accumulator<T>> factor) {
+  if (l.dry) return;
+  CHECK(dlogits.rank() == 2 && dense_rows(dlogits) && factor.elements() == 1)
+      << "[cross_entropy_scale] needs dense rows and one factor: dlogits are "
+      << describe(dlogits) << ", the factor is " << describe(factor);
+  if (kCuda && l.on_cuda()) {
+    return cuda::cross_entropy_scale(l, dlogits, factor);
+  }
+  const Accumulator<T> by = *factor.data;
+  if (by == 1) return;
+  for_tokens(l, dlogits, [&](int64_t t) {
+    T* x = &dlogits(t, 0);
 #pragma omp simd
-      for (int64_t v = 0; v < vocabulary; ++v) {
-        store(x[v], w * exp_simd(load(x[v]) - z));
-      }
-      store(x[label], at_label);
+    for (int64_t v = 0; v < dlogits.size(1); ++v) {
+      store(x[v], by * load(x[v]));
     }
-  };
-  l.threads->parallel_for(logits.size(0), rows_per_chunk(vocabulary), rows);
+  });
 }
 
 #define INSTANTIATE(T)                                                       \
@@ -105,7 +157,11 @@ void cross_entropy_backward(Launch l, View<T> logits,
       View<Accumulator<T>>);                                                 \
   template void cross_entropy_backward(Launch, View<T>, View<const int32_t>, \
                                        View<const Accumulator<T>>,           \
-                                       View<const Accumulator<T>>)
+                                       View<const Accumulator<T>>);          \
+  template void cross_entropy_forward_backward(                              \
+      Launch, View<T>, View<const int32_t>, View<const Accumulator<T>>,      \
+      View<Accumulator<T>>, View<Accumulator<T>>);                           \
+  template void cross_entropy_scale(Launch, View<T>, View<const Accumulator<T>>)
 INSTANTIATE(float);
 INSTANTIATE(bf16);
 INSTANTIATE(double);

@@ -50,6 +50,16 @@ OpCases loss_cases() {
                                                   doubles({1, 0.5}))
                                  .loss};
             }});
+  add_case("linear_cross_entropy", "WeightedByItsLoss",
+           {.inputs = {normal({3, 3}, 9)},
+            .parameters = {w},
+            .f = [w](const Tensors& in) {
+              const Tensor loss =
+                  linear_cross_entropy(in[0], w, ints({1, -100, 9}, {3}),
+                                       doubles({1, 1, 0.5}))
+                      .loss;
+              return Tensors{mul(loss, loss)};
+            }});
   Parameter frozen = weight({11, 3}, 7);
   frozen.set_trainable(false);
   add_case("linear_cross_entropy", "FrozenHeadWeightedByItsLoss",
