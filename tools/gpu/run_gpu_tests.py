@@ -127,7 +127,7 @@ def count_cases(binary, results, loops):
 class Process:
     """One process of tests, which ends by itself, or by us when it is late."""
 
-    def __init__(self, command, names, timeout, deadline, log):
+    def __init__(self, command, names, timeout, deadline, log, lock):
         self.results = {}  # name -> (result, seconds, text)
         self.loops = collections.defaultdict(list)  # name -> (run, cases)
         self.reports = []  # of a sanitizer
@@ -147,7 +147,9 @@ class Process:
         text = []
         try:
             for line in self._child.stdout:
-                log.write(line)
+                with lock:
+                    log.write(line)
+                    log.flush()
                 line = line.rstrip("\n")
                 self._read(line, text)
             self.code = self._child.wait()
@@ -215,11 +217,9 @@ class Run:
         with self._lock:
             self.names += left
         while left and time.monotonic() < self._deadline:
-            lines = []
             process = Process(command, left, self._options.timeout,
-                              self._deadline, Lines(lines))
+                              self._deadline, self._log, self._lock)
             with self._lock:
-                self._log.writelines(lines)
                 if process.code == NO_GPU and not process.results:
                     self.no_gpu = True
                     return
@@ -256,13 +256,6 @@ class Run:
         self._log.close()
         for name in self.names:
             self.results.setdefault(name, ("FAILED", 0, "was not reached"))
-
-
-class Lines:
-    """A file for Process that another list of lines is."""
-
-    def __init__(self, lines):
-        self.write = lines.append
 
 
 def write_xml(path, names, results):
