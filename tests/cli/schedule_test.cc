@@ -319,6 +319,29 @@ TEST(Schedule, BalancesAModelByWhatItsPartsTake) {
             0);
 }
 
+// As docs/pipeline.md says: measured, cut, trained.
+TEST(Schedule, ALayoutOfMeasuredPartsTrains) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  const ChildResult measured = tapeline_run(
+      {"bench", "--config", config, "--set", "pipeline.ranks=6", "--set",
+       "pipeline.layout=E|(t|)*3m|L", "--stages", "--repeats", "1", "--json"});
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  EXPECT_EQ(json_of(measured.out).find("stages")->array().size(), 6u);
+  const ChildResult cut = tapeline_run(
+      made("zbv", 2, 4) +
+      Words{"--json", "--balance", folder.write("parts.json", measured.out)});
+  ASSERT_EQ(cut.code, 0) << cut.err;
+  const std::string layout =
+      json_of(cut.out).find("balance")->find("layout")->string();
+  const ChildResult run = tapeline_run(
+      {"train", "--config", config, "--nproc", "2", "--set", "train.steps=1",
+       "--set", "train.micro_batches=4", "--set", "pipeline.schedule=zbv",
+       "--set", "pipeline.layout=" + layout});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_NE(run.out.find("stages " + layout), std::string::npos) << run.out;
+}
+
 TEST(Schedule, PartsToBalanceMustBeMeasured) {
   const TempFolder folder;
   const auto refused = [&](const std::string& json, const std::string& part) {
