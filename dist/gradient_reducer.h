@@ -1,8 +1,7 @@
 // Adds up the gradients of replicas, in the order of ranks, while they still
 // compute.
 //
-//   RETURN_IF_ERROR(reducer.begin(stage, sums));   // its gradients are
-//   complete
+//   RETURN_IF_ERROR(reducer.begin(stage, sums));   // its gradients are whole
 //   ...                                            // other stages' passes
 //   RETURN_IF_ERROR(reducer.finish());             // all sums are everybody's
 //

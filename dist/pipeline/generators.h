@@ -8,8 +8,7 @@
 //   looped_bfs    v stages a rank, each over all micro-batches (2211.05953)
 //   zb1p          1f1b with I and W apart and W late, no more memory; v >= 1
 //   zb_h2         the same with a warm-up of 2(p-r-1): no idle time inside a
-//   rank
-//                 at F = I = W (Qi et al. 2023, 2401.10241)
+//                 rank at F = I = W (Qi et al. 2023, 2401.10241)
 //   zbv           two stages a rank, down and up; at most p activations
 //   v_half v_min  the same with at most p/2+1 and p/3+2 activations
 //                 (Qi et al. 2024, 2405.15362)

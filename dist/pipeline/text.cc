@@ -21,11 +21,11 @@ class Reader {
       : text_(text), name_(name) {}
 
   bool at_end() const { return at_ == text_.size(); }
-  bool at_line_end() const { return at_end() || text_[at_] == '\n'; }
-  bool at_cell_end() const {
-    return at_line_end() || text_[at_] == ',' ||
+  bool at_line_end() const {
+    return at_end() || text_[at_] == '\n' ||
            text_.substr(at_).starts_with("\r\n");
   }
+  bool at_cell_end() const { return at_line_end() || text_[at_] == ','; }
   void skip_blanks() {
     while (!at_end() && blank(text_[at_])) ++at_;
   }
@@ -42,9 +42,13 @@ class Reader {
         at_ = std::min(text_.find('\n', at_), text_.size());
       }
       if (!at_line_end()) return true;
-      take("\n");
+      take_line_end();
     }
     return false;
+  }
+  void take_line_end() {
+    take("\r");  // editors of Windows and Python's csv module end lines so
+    take("\n");
   }
 
   absl::Status error(std::string_view wanted) const {
@@ -178,8 +182,14 @@ absl::Status read_group(Reader& in, Schedule& s) {
   ASSIGN_OR_RETURN(group.name, in.name());
   for (in.skip_blanks(); !in.at_line_end(); in.skip_blanks()) {
     ASSIGN_OR_RETURN(const int stage, in.number(0, s.stages() - 1));
-    group.stages.push_back(stage);
+    const auto at =
+        std::lower_bound(group.stages.begin(), group.stages.end(), stage);
+    if (at != group.stages.end() && *at == stage) {
+      return in.wrong(absl::StrCat("stage ", stage, " is there twice"));
+    }
+    group.stages.insert(at, stage);
   }
+  if (group.stages.size() < 2) return in.error("two stages or more");
   s.groups.push_back(std::move(group));
   return absl::OkStatus();
 }
@@ -283,8 +293,7 @@ absl::StatusOr<Schedule> parse_schedule_csv(std::string_view text,
       if (!in.at_cell_end()) return in.error("',' or the end of the line");
     } while (in.take(","));
     if (actions.empty()) return in.error("an action in each row");
-    in.take("\r");  // Python's csv module ends lines so
-    in.take("\n");
+    in.take_line_end();
   }
   if (s.ranks.size() > kMaxCount) return in.wrong("too many rows");
   const int absent = infer_header(s);

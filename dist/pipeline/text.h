@@ -7,11 +7,12 @@
 //
 // A pass is <stage><F|I|W|B><micro-batch>, F followed by r (recomputed) and o
 // (offloaded); OV(0F3;1B1) overlaps two passes. Placement lists the rank of
-// each stage, a group the stages that hold the same weights. Lines of blanks
-// and lines that begin with # are skipped; rank lines come in order, each once.
-// Numbers are plain digits below kMaxCount. Whatever is not of this form is an
-// error "name:line:column: what"; whether the schedule makes sense is for the
-// validator. Printing gives one form, which reads back the same value.
+// each stage, a group the stages that hold the same weights, two or more in any
+// order. Lines end with LF or CR LF; those of blanks and those that begin with
+// # are skipped; rank lines come in order, each once. Numbers are plain digits
+// below kMaxCount. Whatever is not of this form is an error "name:line:column:
+// what"; whether the schedule makes sense is for the validator. Printing gives
+// one form, which reads back the same value.
 //
 // The second form is torch's compute-only CSV: one row a rank, one action a
 // cell, empty cells where the rank idles, (0F3;1B1)OVERLAP_F_B. It has no

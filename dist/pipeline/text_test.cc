@@ -62,6 +62,9 @@ struct BadText {
 };
 class Refused : public testing::TestWithParam<BadText> {};
 
+std::string head_of_3() {
+  return "schedule v1 ranks 1 stages 3 micro_batches 1 placement 0 0 0\n";
+}
 const std::string& head() {
   static const std::string& head = *new std::string(
       "schedule v1 ranks 1 stages 1 micro_batches 1 placement 0\n");
@@ -117,8 +120,14 @@ INSTANTIATE_TEST_SUITE_P(
                 "t:3:1: expected the end of the file"},
         BadText{"NulByte", head() + std::string("rank 0: 0F0\0", 12),
                 "t:2:12: expected a blank, not '\\000'"},
-        BadText{"CarriageReturn", head() + "rank 0: 0F0\r\n",
-                "expected a blank, not '\\r'"}),
+        BadText{"CarriageReturn", head() + "rank 0: 0F0\r 0B0",
+                "t:2:12: expected a blank, not '\\r'"},
+        BadText{"GroupOfOne", head_of_3() + "group tied 2\n",
+                "t:2:13: expected two stages or more before the end"},
+        BadText{"GroupWithoutStages", head_of_3() + "group tied\n",
+                "t:2:11: expected two stages or more before the end"},
+        BadText{"GroupWithAStageTwice", head_of_3() + "group tied 2 0 2\n",
+                "t:2:17: stage 2 is there twice"}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(Refused, WithLineColumnAndWhat) {
@@ -127,6 +136,28 @@ TEST_P(Refused, WithLineColumnAndWhat) {
   const std::string message(s.status().message());
   EXPECT_NE(message.find(GetParam().error), std::string::npos) << message;
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+TEST(Text, GroupsAreSetsOfStages) {
+  const auto s =
+      parse_schedule(head_of_3() + "group tied 2 0 1\nrank 0: 0F0\n", "t");
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_EQ(s->groups[0].stages, (std::vector<int>{0, 1, 2}));
+}
+
+// As editors of Windows save it.
+TEST(Text, LinesMayEndWithCarriageReturns) {
+  std::string text =
+      "# made by hand\n\n" + head_of_3() + "group tied 0 2\nrank 0: 0F0r 0B0\n";
+  const auto want = parse_schedule(text, "t");
+  ASSERT_TRUE(want.ok()) << want.status();
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;
+       at += 2) {
+    text.insert(at, "\r");
+  }
+  const auto s = parse_any_schedule(text, "t");
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_EQ(*s, *want);
 }
 
 // As torch writes it: one row a rank, empty cells, \r\n.

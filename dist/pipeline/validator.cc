@@ -333,8 +333,8 @@ void check_names(const Schedule& s) {
 }  // namespace
 
 std::string_view name_of(Check check) {
-  constexpr std::string_view kNames[] = {"complete", "channel", "cycle",
-                                         "memory", "collective"};
+  constexpr std::string_view kNames[] = {"complete", "channel",    "cycle",
+                                         "memory",   "collective", "order"};
   return kNames[static_cast<int>(check)];
 }
 
@@ -354,6 +354,28 @@ std::optional<Refusal> validate(const Schedule& s, const Limits& limits) {
   if (auto refusal = check_cycle(s, limits)) return refusal;
   if (auto refusal = check_memory(s, limits)) return refusal;
   return check_collectives(s);
+}
+
+std::optional<Refusal> check_order_of_sums(const Schedule& s) {
+  std::vector<int> last(s.stages(), -1);
+  for (int r = 0; r < static_cast<int>(s.ranks.size()); ++r) {
+    for (int i = 0; i < static_cast<int>(s.ranks[r].size()); ++i) {
+      for (const Pass& p : s.ranks[r][i].passes()) {
+        if (!p.makes_weight_gradient()) continue;
+        if (p.micro_batch < last[p.stage]) {
+          return refuse(
+              Check::kOrder, s, r, i,
+              absl::StrCat("it comes after that of micro-batch ", last[p.stage],
+                           ", so stage ", p.stage,
+                           "'s gradients would be added in another order than "
+                           "by one process and have other bits; let B and W of "
+                           "a stage ascend"));
+        }
+        last[p.stage] = p.micro_batch;
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<int> min_capacity(const Schedule& s, OvRelease release) {

@@ -1,18 +1,22 @@
 // Proves that a schedule can run, or says which action cannot.
 //
 //   complete    every stage has, for every micro-batch, one F and one B or one
-//   I
-//               and one W, on the rank of its placement, and nothing else
+//               I and one W, on the rank of its placement, and nothing else
 //   channel     every channel delivers messages in the order in which its
 //               receiver takes them
 //   cycle       no action waits for itself by way of program order, values and
 //               messages: nothing can hang
 //   memory      no rank keeps more than its budget
 //   collective  ranks enter the reductions of groups that they share in one
-//   order
+//               order
 //
 // They are tried in this order and the first fault is returned. The proof holds
 // for any speed of ranks and channels. One pass over the actions, no recursion.
+//
+//   order       every stage makes its weight gradients by ascending micro-batch
+//
+// is apart from validity: a schedule that lacks it runs, but its sums have
+// other bits than those of one process, so training refuses it.
 #pragma once
 
 #include <optional>
@@ -26,7 +30,7 @@
 
 namespace tapeline {
 
-enum class Check { kComplete, kChannel, kCycle, kMemory, kCollective };
+enum class Check { kComplete, kChannel, kCycle, kMemory, kCollective, kOrder };
 std::string_view name_of(Check check);
 
 struct Refusal {
@@ -57,6 +61,11 @@ struct Limits {
 // Nothing: the schedule is valid. Its placement must name existing ranks.
 std::optional<Refusal> validate(const Schedule& schedule,
                                 const Limits& limits = {});
+
+// The first B or W that adds to a stage's weight gradients behind one of a
+// later micro-batch; nothing if there is none. F and I may come in any order:
+// nothing is added in them.
+std::optional<Refusal> check_order_of_sums(const Schedule& schedule);
 
 // The least capacity with which it cannot hang; nothing if none is enough. The
 // schedule must be complete, with channels in order.

@@ -219,6 +219,32 @@ TEST(Cycle, LongOnesArePrintedInPart) {
   EXPECT_LT(to_string(*refusal).size(), 1000u);
 }
 
+// --- order of sums, which is no part of being valid
+
+TEST(Order, WeightGradientsOfAStageAscend) {
+  const auto order = [](const std::string& passes) {
+    const Schedule s = parse_schedule(
+                           "schedule v1 ranks 1 stages 1 micro_batches 3 "
+                           "placement 0\nrank 0: 0F0 0F1 0F2 " +
+                               passes,
+                           "t")
+                           .value();
+    EXPECT_FALSE(validate(s));
+    const auto refusal = check_order_of_sums(s);
+    return refusal ? to_string(*refusal) : "";
+  };
+  EXPECT_EQ(order("0B0 0B1 0B2"), "");
+  EXPECT_EQ(order("0I2 0I0 0I1 0W0 0W1 0W2"), "");
+  EXPECT_EQ(order("0I1 0B0 0W1 0B2"), "");
+  EXPECT_TRUE(order("0B0 0B2 0B1")
+                  .starts_with("order: rank 0, action 5 (0B1): it comes after "
+                               "that of micro-batch 2"));
+  EXPECT_TRUE(order("0I0 0I1 0I2 0W1 0W0 0W2")
+                  .starts_with("order: rank 0, action 7 (0W0)"));
+  EXPECT_TRUE(
+      order("0I0 0B1 0W0 0B2").starts_with("order: rank 0, action 5 (0W0)"));
+}
+
 // --- memory
 
 TEST(Memory, TheActionThatPeaksIsNamed) {

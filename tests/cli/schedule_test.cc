@@ -187,5 +187,181 @@ TEST(Schedule, ALayoutWeighsItsStages) {
                  64, {"--part_cost has 'x'; parts are E, t, m and L"});
 }
 
+TEST(Schedule, NumbersAreWithinBounds) {
+  for (const char* cost : {"F=nan", "F=-1", "F=inf", "I=1e16"}) {
+    expect_failure(tapeline_run(made("1f1b", 2, 4) + Words{"--cost", cost}), 64,
+                   {std::string("--cost has '") + cost + "'"});
+  }
+  expect_failure(
+      tapeline_run(made("1f1b", 2, 4) +
+                   Words{"--layout", "Et|tL", "--part_cost", "t=nan"}),
+      64, {"--part_cost has 't=nan'"});
+  for (const char* flag : {"--chunks", "--group"}) {
+    for (const char* value : {"0", "-1"}) {
+      expect_failure(
+          tapeline_run(made("interleaved", 2, 4) + Words{flag, value}), 64,
+          {std::string(flag) + " must be at least 1"});
+    }
+  }
+}
+
+// Valid, but its sums have other bits than those of one process.
+TEST(Schedule, TrainingRefusesSumsInAnotherOrder) {
+  const TempFolder folder;
+  const std::string file = folder.write(
+      "s.txt",
+      "schedule v1 ranks 2 stages 2 micro_batches 4 placement 0 1\r\n"
+      "rank 0: 0F0 0F1 0F2 0F3 0B0 0B2 0B1 0B3\r\n"
+      "rank 1: 1F0 1F1 1F2 1F3 1B0 1B2 1B1 1B3\r\n");
+  const std::string guilty =
+      "order: rank 0, action 6 (0B1): it comes after that of micro-batch 2";
+  const ChildResult valid = tapeline_run({"schedule", "--validate", file});
+  EXPECT_EQ(valid.code, 0) << valid.err;
+  EXPECT_TRUE(
+      valid.out.starts_with("valid; but training refuses it: " + guilty))
+      << valid.out;
+  const Json json =
+      json_of(tapeline_run({"schedule", "--validate", file, "--json"}).out);
+  EXPECT_EQ(keys(json), (Words{"schema", "valid", "refused_in_training"}));
+  EXPECT_TRUE(json.find("valid")->boolean());
+
+  const Words train = {"train",
+                       "--config",
+                       small_config(folder),
+                       "--nproc",
+                       "2",
+                       "--set",
+                       "train.steps=1",
+                       "--set",
+                       "train.micro_batches=4",
+                       "--set",
+                       "pipeline.file=" + file};
+  const ChildResult r = tapeline_run(train);
+  EXPECT_EQ(r.code, 2) << r.err;
+  EXPECT_NE(r.err.find("s.txt: " + guilty), std::string::npos) << r.err;
+  const ChildResult both =
+      tapeline_run(train + Words{"--set", "pipeline.chunks=1"});
+  EXPECT_EQ(both.code, 2);
+  EXPECT_NE(both.err.find("pipeline.file and pipeline.chunks"),
+            std::string::npos)
+      << both.err;
+}
+
+// configs/mini.toml on an H200, from
+// tools/results/pipeline_h200_2026-11-30.jsonl: of its layers two select keys,
+// six share a selection.
+constexpr char kMiniParts[] = R"({"layout": "Et|t|t|t|t|t|t|t|mL", "stages": [
+  {"F": 2.273, "I": 4.197, "W": 0.462, "B": 4.661},
+  {"F": 1.221, "I": 3.533, "W": 0.526, "B": 4.077},
+  {"F": 1.221, "I": 3.533, "W": 0.526, "B": 4.077},
+  {"F": 1.221, "I": 3.533, "W": 0.526, "B": 4.077},
+  {"F": 2.346, "I": 4.328, "W": 0.547, "B": 4.887},
+  {"F": 1.221, "I": 3.533, "W": 0.526, "B": 4.077},
+  {"F": 1.221, "I": 3.533, "W": 0.526, "B": 4.077},
+  {"F": 1.221, "I": 3.533, "W": 0.526, "B": 4.077},
+  {"F": 2.483, "I": 4.596, "W": 0.666, "B": 5.271}]})";
+
+TEST(Schedule, BalancesAModelByWhatItsPartsTake) {
+  const TempFolder folder;
+  const std::string parts = folder.write("parts.json", kMiniParts);
+  const ChildResult r = tapeline_run(
+      made("interleaved", 2, 16) +
+      Words{"--chunks=2", "--latency=0.168", "--balance", parts, "--json"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  const Json json = json_of(r.out);
+  const Json& balance = *json.find("balance");
+  EXPECT_EQ(keys(balance), (Words{"layout", "makespan", "busiest",
+                                  "least_busiest", "proven", "even"}));
+  const std::string layout = balance.find("layout")->string();
+  EXPECT_EQ(layout, "Ettt|tt|tt|tmL");
+  EXPECT_TRUE(balance.find("proven")->boolean());
+  // Et and four layers that share a selection.
+  EXPECT_NEAR(balance.find("busiest")->number(), 6.934 + 4 * 5.298, 1e-9);
+  const Json& even = *balance.find("even");
+  EXPECT_EQ(even.find("layout")->string(), "Ett|tt|tt|ttmL");
+  EXPECT_NEAR(even.find("busiest")->number(), 7.754 + 4 * 5.298, 1e-9);
+  EXPECT_LT(balance.find("makespan")->number(),
+            even.find("makespan")->number());
+
+  // The figures are those of the stages, given one by one.
+  const auto stage = [](double f, double i, double w, double b) {
+    Json out;
+    out["F"] = f, out["I"] = i, out["W"] = w, out["B"] = b;
+    return out;
+  };
+  Json stages;
+  stages["stages"] =
+      Json::Array{stage(2.273 + 2 * 1.221, 0, 0, 4.661 + 2 * 4.077),
+                  stage(1.221 + 2.346, 0, 0, 4.077 + 4.887),
+                  stage(2 * 1.221, 0, 0, 2 * 4.077),
+                  stage(1.221 + 2.483, 0, 0, 4.077 + 5.271)};
+  const ChildResult given =
+      tapeline_run(made("interleaved", 2, 16) +
+                   Words{"--chunks=2", "--latency=0.168", "--stage_cost",
+                         folder.write("stages.json", stages.dump()), "--json"});
+  ASSERT_EQ(given.code, 0) << given.err;
+  EXPECT_NEAR(json_of(given.out).find("makespan")->number(),
+              balance.find("makespan")->number(), 1e-9);
+  EXPECT_EQ(json.find("makespan")->number(),
+            balance.find("makespan")->number());
+
+  // As text it is a file, with the layout in a comment.
+  const ChildResult text =
+      tapeline_run(made("zbv", 2, 16) + Words{"--balance", parts});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_NE(text.out.find("# balanced E"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("# even Ett|tt|tt|ttmL: makespan "),
+            std::string::npos)
+      << text.out;
+  EXPECT_EQ(tapeline_run(
+                {"schedule", "--validate", folder.write("zbv.txt", text.out)})
+                .code,
+            0);
+}
+
+// As docs/pipeline.md says: measured, cut, trained.
+TEST(Schedule, ALayoutOfMeasuredPartsTrains) {
+  const TempFolder folder;
+  const std::string config = small_config(folder);
+  const ChildResult measured = tapeline_run(
+      {"bench", "--config", config, "--set", "pipeline.ranks=6", "--set",
+       "pipeline.layout=E|(t|)*3m|L", "--stages", "--repeats", "1", "--json"});
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  EXPECT_EQ(json_of(measured.out).find("stages")->array().size(), 6u);
+  const ChildResult cut = tapeline_run(
+      made("zbv", 2, 4) +
+      Words{"--json", "--balance", folder.write("parts.json", measured.out)});
+  ASSERT_EQ(cut.code, 0) << cut.err;
+  const std::string layout =
+      json_of(cut.out).find("balance")->find("layout")->string();
+  const ChildResult run = tapeline_run(
+      {"train", "--config", config, "--nproc", "2", "--set", "train.steps=1",
+       "--set", "train.micro_batches=4", "--set", "pipeline.schedule=zbv",
+       "--set", "pipeline.layout=" + layout});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_NE(run.out.find("stages " + layout), std::string::npos) << run.out;
+}
+
+TEST(Schedule, PartsToBalanceMustBeMeasured) {
+  const TempFolder folder;
+  const auto refused = [&](const std::string& json, const std::string& part) {
+    expect_failure(
+        tapeline_run(made("zbv", 2, 4) +
+                     Words{"--balance", folder.write("p.json", json)}),
+        2, {"p.json", part});
+  };
+  refused("{\"stages\": [{\"F\": 1, \"I\": 1, \"W\": 1}]}",
+          "it has no text 'layout'");
+  refused(
+      "{\"layout\": \"Et|L\", \"stages\": [{\"F\": 1, \"I\": 1, \"W\": 1}]}",
+      "its layout has 2 stages, its array 'stages' 1");
+  refused("{\"layout\": \"t|L\", \"stages\": []}", "does not begin with E");
+  refused("{\"layout\": \"EtL\", \"stages\": [{\"F\": 1, \"I\": 1}]}",
+          "stage 0 lacks F, I or W");
+  expect_failure(tapeline_run(made("zbv", 2, 4) +
+                              Words{"--balance=p.json", "--layout=E|t|t|L"}),
+                 64, {"--balance goes with none of"});
+}
+
 }  // namespace
 }  // namespace tapeline

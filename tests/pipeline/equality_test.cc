@@ -9,8 +9,10 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -171,6 +173,40 @@ Schedule draw_schedule(Draw& d, int64_t number, Features& features) {
   }
 }
 
+// The same work with micro-batches in another order, apart from what is added:
+// W's ascend, at the end of each rank.
+Schedule in_another_order(Draw& d, const Schedule& from) {
+  std::vector<int> order(static_cast<size_t>(from.micro_batches));
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t i = order.size(); i-- > 1;) {
+    std::swap(order[i],
+              order[static_cast<size_t>(d(0, static_cast<int64_t>(i)))]);
+  }
+  Schedule out = from;
+  for (std::vector<Action>& actions : out.ranks) {
+    std::vector<Action> passes, weights;
+    for (const Action& action : actions) {
+      for (Pass p : action.passes()) {
+        p.micro_batch = order[static_cast<size_t>(p.micro_batch)];
+        if (p.makes_weight_gradient()) {
+          weights.emplace_back(
+              tapeline::pass(PassKind::kWeight, p.stage, p.micro_batch));
+        }
+        if (p.kind == PassKind::kBackward) p.kind = PassKind::kInput;
+        if (p.kind != PassKind::kWeight) passes.emplace_back(p);
+      }
+    }
+    std::stable_sort(
+        weights.begin(), weights.end(), [](const Action& a, const Action& b) {
+          return a.passes()[0].micro_batch < b.passes()[0].micro_batch;
+        });
+    passes.insert(passes.end(), weights.begin(), weights.end());
+    actions = std::move(passes);
+  }
+  CHECK(!validate(out) && !check_order_of_sums(out)) << schedule_text(out);
+  return out;
+}
+
 // 0, 1/2 or all passes recomputed; some offloaded.
 void draw_attributes(Draw& d, Schedule& schedule, Features& features) {
   const int64_t share = d(0, 2), offloaded = d(0, 2);
@@ -229,6 +265,12 @@ Drawn draw_case(Draw& d, ModelDeck& deck, Features& features, int64_t number,
   do {
     out.schedule = draw_schedule(d, number, features);
   } while (ranks > 0 && static_cast<int>(out.schedule.ranks.size()) != ranks);
+  if (number % 4 == 1) {
+    const Schedule as_made = out.schedule;
+    out.schedule = in_another_order(d, as_made);
+    features["micro-batches in another order"] +=
+        out.schedule.ranks[0][0] != as_made.ranks[0][0];
+  }
   draw_attributes(d, out.schedule, features);
   std::optional<Layout> layout;
   while (!layout) {
@@ -344,6 +386,7 @@ TEST(Equality, RandomPipelinesHaveTheBitsOfThePlainLoop) {
                               "a stage with a part of the depths",
                               "a micro-batch without a label",
                               "fewer micro-batches than ranks",
+                              "micro-batches in another order",
                               "tied head",
                               "head of its own",
                               "trained indexer",
@@ -375,6 +418,46 @@ TEST(Equality, RandomPipelinesHaveTheBitsOfThePlainLoop) {
   for (const std::string& name : schedule_names()) {
     EXPECT_GT(features[name], 0) << name;
   }
+}
+
+// What the tests above compare by sees each kind of difference.
+TEST(Harness, ADifferenceOfAnyKindIsNamed) {
+  PipelineResult want;
+  want.steps = {{.loss = 1, .lm = 1}};
+  want.tensors["a"] = {1, 2, 3};
+  want.gradients["a"] = {0, 0};
+  want.expert_counts = {{0, {}}, {1, {4, 2}}};
+  PipelineResult same = want;
+  same.expert_counts.erase(0);
+  EXPECT_EQ(difference(same, want), "");
+  PipelineResult read;
+  add_result(result_text(want), read);
+  EXPECT_EQ(difference(read, want), "");
+  EXPECT_EQ(read.expert_counts, want.expert_counts);
+
+  const auto changed = [&](const auto& change) {
+    PipelineResult got = want;
+    change(got);
+    return difference(got, want);
+  };
+  EXPECT_EQ(changed([](auto& r) { r.tensors["a"].pop_back(); }),
+            "a has 2 elements, not 3");
+  EXPECT_EQ(changed([](auto& r) { r.tensors["a"].push_back(0); }),
+            "a has 4 elements, not 3");
+  EXPECT_EQ(changed([](auto& r) { r.tensors["a"][1] = 5; }), "a");
+  EXPECT_EQ(changed([](auto& r) { r.tensors.clear(); }), "a is missing");
+  EXPECT_EQ(changed([](auto& r) { r.tensors["b"] = {}; }), "more tensors");
+  EXPECT_EQ(changed([](auto& r) { r.gradients["a"][0] = -0.f; }),
+            "gradient of a");
+  EXPECT_EQ(changed([](auto& r) {
+              r.expert_counts[1] = {3, 3};
+            }),
+            "expert counts of layer 1");
+  EXPECT_EQ(changed([](auto& r) { r.expert_counts.erase(1); }),
+            "expert counts of layer 1");
+  EXPECT_EQ(changed([](auto& r) { r.expert_counts[7] = {1}; }),
+            "expert counts of layer 7");
+  EXPECT_EQ(changed([](auto& r) { r.steps.clear(); }), "steps");
 }
 
 // Cases of four ranks, numbered alike in every process of a seed.

@@ -334,6 +334,9 @@ std::string result_text(const PipelineResult& result) {
   for (const auto& [name, values] : result.tensors) {
     write("tensor:" + name, values);
   }
+  for (const auto& [layer, counts] : result.expert_counts) {
+    write(absl::StrCat("experts:", layer), counts);
+  }
   return out;
 }
 
@@ -354,6 +357,13 @@ void add_result(const std::string& text, PipelineResult& to) {
       continue;
     }
     const size_t colon = name.find(':');
+    if (name.substr(0, colon) == "experts") {
+      const std::vector<int64_t> counts(values.begin(), values.end());
+      const auto [at, fresh] =
+          to.expert_counts.emplace(std::atoi(name.c_str() + colon + 1), counts);
+      CHECK(at->second == counts) << name << " differs by rank";
+      continue;
+    }
     auto& where = name.substr(0, colon) == "tensor" ? to.tensors : to.gradients;
     const std::vector<float> floats(values.begin(), values.end());
     const auto [at, fresh] = where.emplace(name.substr(colon + 1), floats);
@@ -381,6 +391,10 @@ std::string difference(const PipelineResult& got, const PipelineResult& want) {
     for (const auto& [name, values] : b) {
       const auto found = a.find(name);
       if (found == a.end()) return name + " is missing";
+      if (found->second.size() != values.size()) {
+        return absl::StrCat(name, " has ", found->second.size(),
+                            " elements, not ", values.size());
+      }
       if (std::memcmp(found->second.data(), values.data(),
                       values.size() * sizeof(float)) != 0) {
         return name;
@@ -390,7 +404,22 @@ std::string difference(const PipelineResult& got, const PipelineResult& want) {
   };
   const std::string gradient = compare(got.gradients, want.gradients);
   if (!gradient.empty()) return "gradient of " + gradient;
-  return compare(got.tensors, want.tensors);
+  const std::string tensor = compare(got.tensors, want.tensors);
+  if (!tensor.empty()) return tensor;
+  // A layer without experts has no counts or none at all.
+  const auto of_layer = [](const PipelineResult& of, int layer) {
+    const auto found = of.expert_counts.find(layer);
+    return found == of.expert_counts.end() ? std::vector<int64_t>()
+                                           : found->second;
+  };
+  for (const PipelineResult* of : {&got, &want}) {
+    for (const auto& [layer, counts] : of->expert_counts) {
+      if (of_layer(got, layer) != of_layer(want, layer)) {
+        return absl::StrCat("expert counts of layer ", layer);
+      }
+    }
+  }
+  return "";
 }
 
 }  // namespace tapeline

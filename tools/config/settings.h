@@ -171,7 +171,8 @@ void visit_settings(C& c, F&& f) {
   f("pipeline.layout", c.pipeline.layout, any(),
     "which layers each stage holds; empty: even");
   f("pipeline.file", c.pipeline.file, any(),
-    "schedule text to run instead of pipeline.schedule");
+    "schedule file to run instead; pipeline.schedule and pipeline.chunks are "
+    "then left out");
   f("pipeline.timeout", c.pipeline.timeout, at_least(1),
     "seconds that a rank waits for another before the run ends with code 72");
   f("pipeline.connect_timeout", c.pipeline.connect_timeout, at_least(1),

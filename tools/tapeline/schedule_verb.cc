@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,19 +26,23 @@
 #include "runtime/edit_distance.h"
 #include "runtime/file.h"
 #include "runtime/status.h"
+#include "tools/tapeline/schedule_balance.h"
 #include "tools/tapeline/verbs.h"
 
 namespace tapeline {
 namespace {
 
-// Times of the longest schedule stay finite.
-constexpr double kMostCost = 1e15;
+constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
 
 struct ScheduleFlags {
   std::string name, file, validate, cost, stage_cost, layout, part_cost;
+  std::string balance;
   std::string svg, csv;
   std::string ov_release = "end";
-  ScheduleSize size{.ranks = 0, .chunks = 0, .micro_batches = 0};
+  ScheduleSize size{.ranks = kNotGiven,
+                    .chunks = kNotGiven,
+                    .micro_batches = kNotGiven,
+                    .group = kNotGiven};
   double latency = 0, max_activations = 0;
   bool json = false;
 };
@@ -59,6 +64,9 @@ Flags make_flags(ScheduleFlags& f) {
   flags.add("stage_cost", &f.stage_cost, "JSON",
             "instead: of each stage, as `tapeline bench --stages --json` "
             "prints it");
+  flags.add("balance", &f.balance, "JSON",
+            "instead: cut the model into stages, given the times of its parts "
+            "as `tapeline bench --stages --json` prints them");
   flags.add("latency", &f.latency, "C", "of a message between ranks (0)");
   flags.add("ov_release", &f.ov_release, "end|early",
             "when the halves of OV give their results (end)");
@@ -86,16 +94,19 @@ std::string check(const ScheduleFlags& f) {
                         "; use one of ", absl::StrJoin(names, " "));
   }
   const ScheduleSize& size = f.size;
-  if (f.name.empty() && (size.ranks != 0 || size.chunks != 0 ||
-                         size.micro_batches != 0 || size.group != 0)) {
+  const auto given = [](int64_t value) { return value != kNotGiven; };
+  if (f.name.empty() && (given(size.ranks) || given(size.chunks) ||
+                         given(size.micro_batches) || given(size.group))) {
     return "--ranks, --chunks, --micro_batches and --group go with --name";
   }
   if (!f.name.empty() && size.ranks < 1) return "--ranks must be at least 1";
   if (!f.name.empty() && size.micro_batches < 1) {
     return "--micro_batches must be at least 1";
   }
-  if (size.chunks < 0) return "--chunks must be at least 1";
-  if (size.group < 0) return "--group must be at least 1";
+  if (given(size.chunks) && size.chunks < 1) {
+    return "--chunks must be at least 1";
+  }
+  if (given(size.group) && size.group < 1) return "--group must be at least 1";
   if (f.latency < 0 || f.latency > kMostCost) {
     return "--latency must be from 0 to 1e15";
   }
@@ -105,6 +116,13 @@ std::string check(const ScheduleFlags& f) {
   }
   if (!f.stage_cost.empty() && !(f.cost.empty() && f.layout.empty())) {
     return "--stage_cost goes with neither --cost nor --layout";
+  }
+  if (!f.balance.empty() &&
+      !(f.cost.empty() && f.layout.empty() && f.stage_cost.empty())) {
+    return "--balance goes with none of --cost, --layout and --stage_cost";
+  }
+  if (!f.balance.empty() && !f.validate.empty()) {
+    return "--balance goes with --name or --file";
   }
   if (f.ov_release != "end" && f.ov_release != "early") {
     return absl::StrCat("--ov_release is '", f.ov_release,
@@ -126,8 +144,9 @@ absl::Status parse_numbers(
     double value = 0;
     const char* end = number.data() + number.size();
     const auto parsed = std::from_chars(number.data(), end, value);
-    if (parsed.ec != std::errc() || parsed.ptr != end || value < 0 ||
-        value > kMostCost) {
+    // A NaN is not within bounds either.
+    if (parsed.ec != std::errc() || parsed.ptr != end ||
+        !(value >= 0 && value <= kMostCost)) {
       return absl::InvalidArgumentError(
           absl::StrCat(flag, " has '", item, "'; give it as ", example));
     }
@@ -160,44 +179,6 @@ absl::StatusOr<StageCosts> parse_cost(const std::string& text) {
                                   return true;
                                 }));
   return costs;
-}
-
-// {"stages": [{"F": 1, "I": 1, "W": 1, "B": 2}, ...]}; B may be absent.
-absl::StatusOr<std::vector<StageCosts>> read_stage_costs(
-    const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, read_file(user_path(path)));
-  ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
-  const auto wrong = [&](const std::string& what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", what,
-                     "; give what `tapeline bench --stages --json` prints"));
-  };
-  const Json* stages = json.find("stages");
-  if (stages == nullptr || !stages->is_array()) {
-    return wrong("it has no array 'stages'");
-  }
-  std::vector<StageCosts> out;
-  for (const Json& stage : stages->array()) {
-    std::optional<double> value[4];
-    for (size_t i = 0; i < 4; ++i) {
-      const Json* found = stage.find(std::string_view("FIWB").substr(i, 1));
-      if (found == nullptr) continue;
-      if (!found->is_number() || found->number() < 0 ||
-          found->number() > kMostCost) {
-        return wrong(absl::StrCat("stage ", out.size(), " has a cost of ",
-                                  found->dump()));
-      }
-      value[i] = found->number();
-    }
-    if (!value[0] || !value[1] || !value[2]) {
-      return wrong(absl::StrCat("stage ", out.size(), " lacks F, I or W"));
-    }
-    out.push_back({.forward = *value[0],
-                   .input = *value[1],
-                   .weight = *value[2],
-                   .backward = value[3]});
-  }
-  return out;
 }
 
 // How many layers the parts of a model are worth.
@@ -264,12 +245,14 @@ struct Report {
   Simulation simulation;
   std::optional<Layout> layout;
   bool stage_costs = false;  // costs.stages were given one by one
+  std::optional<Balance> balance;
 
   // In micro-batches of a whole rank.
   std::vector<double> peak(const Holds& holds) const {
     std::vector<double> out;
+    const int chunks = schedule.chunks();  // looks at every stage
     for (const Peak& peak : peaks(schedule, {holds})) {
-      out.push_back(peak.value / schedule.chunks());
+      out.push_back(peak.value / chunks);
     }
     return out;
   }
@@ -317,6 +300,21 @@ Json cost_json(const StageCosts& c) {
   return cost;
 }
 
+Json balance_json(const Balance& b) {
+  const auto timed = [](const TimedLayout& t) {
+    Json out;
+    out["layout"] = layout_text(t.layout);
+    out["makespan"] = t.simulation.makespan;
+    out["busiest"] = t.busiest;
+    return out;
+  };
+  Json out = timed(b.best);
+  out["least_busiest"] = b.least;
+  out["proven"] = b.proven;
+  out["even"] = b.even ? timed(*b.even) : Json();
+  return out;
+}
+
 Json to_json(const Report& r) {
   const Schedule& s = r.schedule;
   Json out;
@@ -353,6 +351,7 @@ Json to_json(const Report& r) {
     for (const StageCosts& of : r.costs.stages) forward.push_back(of.forward);
     out["stage_forward"] = std::move(forward);
   }
+  if (r.balance) out["balance"] = balance_json(*r.balance);
   out["actions"] = actions_json(s);
   return out;
 }
@@ -366,6 +365,20 @@ void print(const Report& r) {
             << "# most activations by rank: " << absl::StrJoin(r.peak({}), " ")
             << "\n";
   if (r.layout) std::cout << "# layout " << layout_text(*r.layout) << "\n";
+  if (r.balance) {
+    const auto line = [](const char* what, const TimedLayout& t) {
+      std::cout << "# " << what << " " << layout_text(t.layout) << ": makespan "
+                << t.simulation.makespan << ", busiest rank " << t.busiest
+                << " a micro-batch";
+    };
+    line("balanced", r.balance->best);
+    std::cout << " (least " << (r.balance->proven ? "" : "found ")
+              << r.balance->least << ")\n";
+    if (r.balance->even) {
+      line("even", *r.balance->even);
+      std::cout << "\n";
+    }
+  }
   const std::string timeline = ascii_timeline(r.schedule, sim);
   for (const absl::string_view line :
        absl::StrSplit(timeline, '\n', absl::SkipEmpty())) {
@@ -393,6 +406,8 @@ int validate_file(const ScheduleFlags& f) {
   const absl::StatusOr<Schedule> s = read_schedule(user_path(f.validate));
   if (!s.ok()) return unreadable(f, s.status());
   const std::optional<Refusal> refusal = validate(*s, limits(f, *s));
+  std::optional<Refusal> in_training;
+  if (!refusal) in_training = check_order_of_sums(*s);
   if (f.json) {
     Json out;
     out["schema"] = 1;
@@ -404,9 +419,14 @@ int validate_file(const ScheduleFlags& f) {
       out["action"] = refusal->action;
       out["message"] = refusal->message;
     }
+    if (in_training) out["refused_in_training"] = to_string(*in_training);
     std::cout << out.dump() << "\n";
   } else if (!refusal) {
-    std::cout << "valid\n";
+    std::cout << "valid";
+    if (in_training) {
+      std::cout << "; but training refuses it: " << to_string(*in_training);
+    }
+    std::cout << "\n";
   }
   const int written = end_output();
   if (written != kExitDone || !refusal) return written;
@@ -417,7 +437,8 @@ int validate_file(const ScheduleFlags& f) {
 absl::StatusOr<Schedule> make_or_read(const ScheduleFlags& f) {
   if (!f.file.empty()) return read_schedule(user_path(f.file));
   ScheduleSize size = f.size;
-  if (size.chunks == 0) size.chunks = default_chunks(f.name);
+  if (size.chunks == kNotGiven) size.chunks = default_chunks(f.name);
+  if (size.group == kNotGiven) size.group = 0;
   return make_schedule(f.name, size);
 }
 
@@ -442,6 +463,16 @@ absl::StatusOr<Report> make_report(const ScheduleFlags& f,
     for (const StageParts& parts : *r.layout) {
       r.costs.stages.push_back(scaled(cost, layers_of(parts, weights)));
     }
+  }
+  if (!f.balance.empty()) {
+    ASSIGN_OR_RETURN(const MeasuredParts parts, read_parts(f.balance));
+    ASSIGN_OR_RETURN(r.balance,
+                     balance(parts, r.schedule, f.latency, release(f)));
+    r.layout = r.balance->best.layout;
+    r.costs.stages = r.balance->best.costs;
+    r.simulation = r.balance->best.simulation;
+    r.stage_costs = true;
+    return r;
   }
   if (!f.stage_cost.empty()) {
     ASSIGN_OR_RETURN(r.costs.stages, read_stage_costs(f.stage_cost));

@@ -69,7 +69,10 @@ absl::StatusOr<Schedule> make_or_read(const Config& c, int ranks,
                      made.status().message()));
   }
   ASSIGN_OR_RETURN(Schedule s, read_schedule(file));
-  if (const auto refusal = validate(s)) {
+  auto refusal = validate(s);
+  // What a name makes ascends; a file may say anything.
+  if (!refusal) refusal = check_order_of_sums(s);
+  if (refusal) {
     return absl::InvalidArgumentError(
         absl::StrCat(file, ": ", to_string(*refusal)));
   }
@@ -129,12 +132,21 @@ absl::Status set_groups(Schedule& s, const SharedWeights& shared,
 absl::Status check_pipeline_settings(const Config& c) {
   const std::vector<std::string>& names = schedule_names();
   const std::string& name = c.pipeline.schedule;
-  if (std::find(names.begin(), names.end(), name) != names.end()) {
-    return absl::OkStatus();
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "pipeline.schedule is '", name, "'", suggestion(name, names),
+        "; use one of ", absl::StrJoin(names, " ")));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("pipeline.schedule is '", name, "'", suggestion(name, names),
-                   "; use one of ", absl::StrJoin(names, " ")));
+  const PipelineSettings defaults;
+  const char* other = name != defaults.schedule              ? "schedule"
+                      : c.pipeline.chunks != defaults.chunks ? "chunks"
+                                                             : nullptr;
+  if (!c.pipeline.file.empty() && other != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pipeline.file and pipeline.", other,
+                     " both say what a rank runs; leave one of them out"));
+  }
+  return absl::OkStatus();
 }
 
 bool is_plain(const Config& c, int processes) {
@@ -145,6 +157,7 @@ bool is_plain(const Config& c, int processes) {
 absl::StatusOr<PipelinePlan> plan_pipeline(const Config& c,
                                            LanguageModel& model, int processes,
                                            const std::string& file) {
+  RETURN_IF_ERROR(check_pipeline_settings(c));
   PipelinePlan plan;
   ASSIGN_OR_RETURN(plan.mesh, make_mesh(c, processes));
   plan.name = file.empty() ? c.pipeline.schedule : file;
