@@ -91,25 +91,24 @@ TEST(Gloo, APeerThatStopsBeforeItIsConnectedIsGivenUpInTime) {
       (void)GlooCommunicator::connect(rank_of(1, 3, port));
       pause();
     }
-    std::thread first([=] {
-      (void)GlooCommunicator::connect(rank_of(0, 3, port),
-                                      {.connect_timeout = absl::Seconds(2)});
-    });
-    std::thread last([=] {
-      (void)GlooCommunicator::connect(rank_of(2, 3, port),
-                                      {.connect_timeout = absl::Seconds(2)});
-    });
+    const auto join = [=](int rank) {
+      return GlooCommunicator::connect(rank_of(rank, 3, port),
+                                       {.connect_timeout = absl::Seconds(2)});
+    };
+    absl::StatusOr<std::unique_ptr<GlooCommunicator>> first, last;
     const absl::Time begin = absl::Now();
-    {
-      const auto store = TcpStore::connect("127.0.0.1", port, kLong).value();
-      // Its address.
-      for (auto at = store->peek("1", kLong); at.ok() && !*at;) {
-        at = store->peek("1", kLong);
-      }
-      kill(stopped, SIGSTOP);
+    std::thread one([&] { first = join(0); });
+    const auto store = TcpStore::connect("127.0.0.1", port, kLong);
+    std::thread two([&] { last = join(2); });
+    // Its address is there.
+    while (store.ok()) {
+      const auto at = (*store)->peek("1", kLong);
+      if (!at.ok() || *at) break;
     }
-    first.join();
-    last.join();
+    kill(stopped, SIGSTOP);
+    one.join();
+    two.join();
+    EXPECT_TRUE(store.ok());
     EXPECT_LT(absl::Now() - begin, absl::Seconds(2 + 5));
     kill(stopped, SIGKILL);
     waitpid(stopped, nullptr, 0);
