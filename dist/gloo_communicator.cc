@@ -1,11 +1,11 @@
 #include "dist/gloo_communicator.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -46,11 +46,17 @@ constexpr int kToRoot = 1 << 24, kFromRoot = kToRoot + 1;
 struct Header {
   uint32_t magic = kMagic;
   int32_t channel = 0, micro_batch = 0, parts = 0;
-  uint64_t present = 0;  // a bit per part
-  uint64_t bytes = 0;    // that follow
-  uint64_t what = 0;     // hash of what both ends say that it is
-  uint64_t hash = 0;     // of the bytes
+  std::array<uint64_t, 4> present = {};  // a bit per part
+  uint64_t bytes = 0;                    // that follow
+  uint64_t what = 0;  // hash of what both ends say that it is
+  uint64_t hash = 0;  // of the bytes
+
+  bool has(size_t part) const {
+    return (present[part / 64] >> part % 64 & 1) != 0;
+  }
+  void set(size_t part) { present[part / 64] |= uint64_t{1} << part % 64; }
 };
+constexpr size_t kMostParts = 256;
 
 uint64_t hash_of(const void* data, size_t bytes) {
   return hash_bytes(data, bytes).low;
@@ -59,15 +65,14 @@ uint64_t hash_of(const void* data, size_t bytes) {
 // Gloo's view of the store; failures are exceptions, as it expects them.
 class GlooStore : public gloo::rendezvous::Store {
  public:
-  GlooStore(TcpStore& store, absl::Duration timeout)
-      : store_(store), timeout_(timeout) {}
+  GlooStore(TcpStore& store, absl::Time end) : store_(store), end_(end) {}
   void set(const std::string& key, const std::vector<char>& data) override {
     const absl::Status status =
-        store_.set(key, std::string(data.begin(), data.end()), timeout_);
+        store_.set(key, std::string(data.begin(), data.end()), left());
     if (!status.ok()) throw std::runtime_error(std::string(status.message()));
   }
   std::vector<char> get(const std::string& key) override {
-    const absl::StatusOr<std::string> value = store_.get(key, timeout_);
+    const absl::StatusOr<std::string> value = store_.get(key, left());
     if (!value.ok()) {
       throw std::runtime_error(std::string(value.status().message()));
     }
@@ -78,32 +83,42 @@ class GlooStore : public gloo::rendezvous::Store {
   }
 
  private:
+  absl::Duration left() const {
+    return std::max(end_ - absl::Now(), absl::ZeroDuration());
+  }
   TcpStore& store_;
-  const absl::Duration timeout_;
+  const absl::Time end_;
 };
 
-// The address of this host on the way to another one.
+// The address of this host on the way to another one; IPv4 if there is one, so
+// that all hosts choose alike.
 absl::StatusOr<std::string> address_towards(const std::string& host) {
-  addrinfo hints = {}, *found = nullptr;
-  hints.ai_family = AF_INET;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (const int error = getaddrinfo(host.c_str(), "9", &hints, &found)) {
-    return absl::UnavailableError(absl::StrCat(
-        "MASTER_ADDR '", host, "' is no known host: ", gai_strerror(error)));
+  std::string why;
+  for (const int family : {AF_INET, AF_INET6}) {
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_family = family;
+    hints.ai_socktype = SOCK_DGRAM;
+    if (const int error = getaddrinfo(host.c_str(), "9", &hints, &found)) {
+      if (why.empty()) why = gai_strerror(error);
+      continue;
+    }
+    const absl::Cleanup free_found = [&] { freeaddrinfo(found); };
+    const int s = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const absl::Cleanup close_socket = [&] { close(s); };
+    sockaddr_storage mine = {};
+    auto* const at = reinterpret_cast<sockaddr*>(&mine);
+    socklen_t size = sizeof(mine);
+    char text[NI_MAXHOST];
+    if (connect(s, found->ai_addr, found->ai_addrlen) == 0 &&
+        getsockname(s, at, &size) == 0 &&
+        getnameinfo(at, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) ==
+            0) {
+      return std::string(text);
+    }
+    why = "no way there";
   }
-  const absl::Cleanup free_found = [&] { freeaddrinfo(found); };
-  const int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const absl::Cleanup close_socket = [&] { close(s); };
-  sockaddr_in mine = {};
-  socklen_t size = sizeof(mine);
-  char text[INET_ADDRSTRLEN];
-  if (connect(s, found->ai_addr, found->ai_addrlen) != 0 ||
-      getsockname(s, reinterpret_cast<sockaddr*>(&mine), &size) != 0 ||
-      inet_ntop(AF_INET, &mine.sin_addr, text, sizeof(text)) == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("no way to MASTER_ADDR '", host, "'"));
-  }
-  return std::string(text);
+  return absl::UnavailableError(
+      absl::StrCat("MASTER_ADDR '", host, "': ", why));
 }
 
 // One end of a message. `bytes` is the worker's until it is done.
@@ -120,7 +135,8 @@ struct End {
   std::string text(int rank) const {
     return absl::StrCat("rank ", rank, ": ", sends ? "send to" : "receive from",
                         " rank ", envelope.peer, ", channel ", envelope.channel,
-                        ", micro-batch ", envelope.micro_batch);
+                        ", micro-batch ", envelope.micro_batch,
+                        envelope.channel >= kToRoot ? ", " + what : "");
   }
 };
 using EndPtr = std::shared_ptr<End>;
@@ -272,7 +288,7 @@ struct GlooCommunicator::State {
     RETURN_IF_ERROR(move(worker, end, 0, &got, sizeof(Header)));
     uint64_t bytes = 0;
     for (size_t i = 0; i < end.specs.size(); ++i) {
-      if ((got.present >> i & 1) != 0) bytes += bytes_of(end.specs[i]);
+      if (got.has(i)) bytes += bytes_of(end.specs[i]);
     }
     const Header& want = end.header;
     if (got.magic != kMagic || got.channel != want.channel ||
@@ -338,18 +354,19 @@ struct GlooCommunicator::State {
       }
       const int64_t now = position;
       if (now == told) continue;
-      if (!teller
-               ->set(absl::StrCat("position/", launch.rank), absl::StrCat(now),
-                     kStoreTimeout)
-               .ok()) {
-        return;  // reports say that it is not known
+      // Tried again later: until then reports say what was told before.
+      if (teller
+              ->set(absl::StrCat("position/", launch.rank), absl::StrCat(now),
+                    kStoreTimeout)
+              .ok()) {
+        told = now;
       }
-      told = now;
     }
   }
 
   EndPtr make_end(bool sends, const Envelope& envelope, std::string what,
                   std::vector<TensorSpec> specs) {
+    CHECK_LE(specs.size(), kMostParts) << "[message] has too many parts";
     auto end = std::make_shared<End>();
     end->sends = sends;
     end->envelope = envelope;
@@ -385,21 +402,24 @@ absl::StatusOr<std::unique_ptr<GlooCommunicator>> GlooCommunicator::connect(
     ASSIGN_OR_RETURN(state->server, TcpStoreServer::start(launch.store_port));
     state->launch.store_port = state->server->port();
   }
+  const absl::Time end = absl::Now() + options.connect_timeout;
   const auto join = [&] {
     return TcpStore::connect(launch.master, state->launch.store_port,
-                             options.connect_timeout);
+                             end - absl::Now());
   };
   ASSIGN_OR_RETURN(state->store, join());
   ASSIGN_OR_RETURN(state->teller, join());
   ASSIGN_OR_RETURN(const std::string address, address_towards(launch.master));
   try {
-    GlooStore store(*state->store, options.connect_timeout);
+    GlooStore store(*state->store, end);
     std::shared_ptr<gloo::transport::Device> device =
         gloo::transport::tcp::CreateDevice(address.c_str());
     state->context =
         std::make_shared<gloo::rendezvous::Context>(launch.rank, launch.world);
+    // It waits five times as long for each peer's first connection.
+    const absl::Duration left = (end - absl::Now()) / 5;
     state->context->setTimeout(std::chrono::milliseconds(
-        absl::ToInt64Milliseconds(options.connect_timeout)));
+        std::max<int64_t>(1, absl::ToInt64Milliseconds(left))));
     state->context->connectFullMesh(store, device);
   } catch (const std::exception& error) {
     return absl::UnavailableError(
@@ -426,7 +446,7 @@ absl::StatusOr<Communicator::Ticket> GlooCommunicator::send(
     CHECK(x.contiguous() && x.dtype() == specs[i].dtype &&
           x.shape() == specs[i].shape)
         << "[send] " << x << " is no contiguous " << to_string({specs[i]});
-    end->header.present |= uint64_t{1} << i;
+    end->header.set(i);
     const auto* data = reinterpret_cast<const char*>(bytes_at(x, false));
     end->bytes.insert(end->bytes.end(), data, data + x.bytes());
     give_back(x, false);
@@ -452,7 +472,16 @@ absl::StatusOr<Communicator::Ticket> GlooCommunicator::receive(
 
 absl::StatusOr<std::vector<Tensor>> GlooCommunicator::wait(
     Ticket ticket, absl::Duration timeout) {
-  const EndPtr end = state_->tickets.at(ticket);
+  EndPtr end;
+  {
+    const std::lock_guard lock(state_->mutex);
+    const auto found = state_->tickets.find(ticket);
+    if (found == state_->tickets.end()) {
+      CHECK(!state_->ended.ok()) << "[wait] ticket " << ticket << " is unknown";
+      return state_->ended;
+    }
+    end = found->second;
+  }
   RETURN_IF_ERROR(state_->until(
       *end, timeout, [&] { return end->text(state_->launch.rank); }));
   {
@@ -465,7 +494,7 @@ absl::StatusOr<std::vector<Tensor>> GlooCommunicator::wait(
   const char* data = end->bytes.data();
   for (size_t i = 0; i < end->specs.size(); ++i) {
     parts.emplace_back();
-    if ((end->header.present >> i & 1) == 0) continue;
+    if (!end->header.has(i)) continue;
     parts.back() = Tensor::empty(end->specs[i].shape, end->specs[i].dtype);
     std::byte* to = bytes_at(parts.back(), true);
     const auto bytes = static_cast<size_t>(parts.back().bytes());
@@ -505,14 +534,14 @@ absl::Status GlooCommunicator::all_reduce(const Collective& c, const Tensor& x,
     const EndPtr end = s.make_end(sends, {peer, channel, 0}, what, {spec});
     if (sends) {
       const auto* from = reinterpret_cast<const char*>(data);
-      end->header.present = 1;
+      end->header.set(0);
       end->bytes.assign(from, from + bytes);
       s.seal(*end);
     }
     const Ticket ticket = s.post(end);
     RETURN_IF_ERROR(
         s.until(*end, std::max(deadline - absl::Now(), absl::ZeroDuration()),
-                [&] { return absl::StrCat(end->text(me), ", ", what, ","); }));
+                [&] { return absl::StrCat(end->text(me), ","); }));
     const std::lock_guard lock(s.mutex);
     s.tickets.erase(ticket);
     return end;

@@ -13,14 +13,16 @@ namespace {
 constexpr int kMostRanks = 1 << 20, kMostPorts = 65535;
 
 struct Launcher {
-  const char *name, *rank, *world, *local_rank, *local_world;
+  const char *name, *rank, *world, *local_rank, *local_world, *job;
 };
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
-     "SLURM_NTASKS_PER_NODE"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "PMIX_NAMESPACE"},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+     "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"},
 };
 
 absl::StatusOr<int> number(const Environment& variable, const char* name,
@@ -75,6 +77,8 @@ absl::StatusOr<Launched> read_launch(const Environment& variable) {
                      "host of rank 0"));
   }
   out.master = *master;
+  const std::optional<std::string> job = variable("TAPELINE_JOB");
+  out.job = job ? *job : variable(launcher->job).value_or("");
   ASSIGN_OR_RETURN(const int port, number(variable, "MASTER_PORT", 1,
                                           kMostPorts - 1, std::nullopt));
   ASSIGN_OR_RETURN(out.store_port, number(variable, "TAPELINE_STORE_PORT", 1,

@@ -2,10 +2,11 @@
 //
 // Read from the environment of the launcher, the first of these that is there:
 // torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-// MASTER_PORT; Slurm's SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
-// SLURM_NTASKS_PER_NODE; Open MPI's OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK,
-// _LOCAL_SIZE. MASTER_ADDR and MASTER_PORT are needed with all of them
-// for more than one process; TAPELINE_STORE_PORT is the port of rank 0's store,
+// MASTER_PORT; Open MPI's OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK,
+// _LOCAL_SIZE; Slurm's SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
+// SLURM_NTASKS_PER_NODE, which are also there where mpirun was started in a
+// Slurm job. MASTER_ADDR and MASTER_PORT are needed with all of them for more
+// than one process; TAPELINE_STORE_PORT is the port of rank 0's store,
 // MASTER_PORT + 1 unless given: the launcher may use MASTER_PORT itself.
 #pragma once
 
@@ -22,6 +23,9 @@ struct Launched {
   int local_world = 1;  // processes on this host, where the launcher says it
   std::string master = "127.0.0.1";
   int store_port = 0;
+  // The same on all processes of a job: TAPELINE_JOB, or the launcher's own
+  // name for it; empty if there is none.
+  std::string job;
 };
 
 // `variable` is std::getenv, or a test's: nothing for one that is not set.

@@ -53,6 +53,36 @@ TEST(Launch, ReadsEachLaunchersVariables) {
   }
 }
 
+TEST(Launch, OpenMpiCountsInsideASlurmJob) {
+  // mpirun in a batch script: Slurm's variables are the script's.
+  const Launched launch = read({{"SLURM_PROCID", "0"},
+                                {"SLURM_NTASKS", "2"},
+                                {"SLURM_LOCALID", "0"},
+                                {"SLURM_JOB_ID", "7"},
+                                {"OMPI_COMM_WORLD_RANK", "1"},
+                                {"OMPI_COMM_WORLD_SIZE", "2"},
+                                {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                {"PMIX_NAMESPACE", "prte-1"},
+                                {"MASTER_ADDR", "a"},
+                                {"MASTER_PORT", "1"}})
+                              .value();
+  EXPECT_EQ(launch.rank, 1);
+  EXPECT_EQ(launch.local_rank, 1);
+  EXPECT_EQ(launch.job, "prte-1");
+}
+
+TEST(Launch, TheJobsNameCanBeGiven) {
+  std::map<std::string, std::string> set = {{"SLURM_PROCID", "0"},
+                                            {"SLURM_NTASKS", "2"},
+                                            {"MASTER_ADDR", "a"},
+                                            {"MASTER_PORT", "1"}};
+  EXPECT_EQ(read(set)->job, "");
+  set["SLURM_JOB_ID"] = "7";
+  EXPECT_EQ(read(set)->job, "7");
+  set["TAPELINE_JOB"] = "mine";
+  EXPECT_EQ(read(set)->job, "mine");
+}
+
 TEST(Launch, TheStoresPortCanBeGiven) {
   EXPECT_EQ(read({{"RANK", "0"},
                   {"WORLD_SIZE", "2"},

@@ -1,5 +1,9 @@
 #include "dist/tcp_store.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -15,6 +19,16 @@ namespace tapeline {
 namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(20);
+
+int raw_client(int port) {
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  at.sin_port = htons(static_cast<uint16_t>(port));
+  const int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(connect(s, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  return s;
+}
 
 TEST(Store, ValuesAreThoseThatWereSet) {
   const auto server = TcpStoreServer::start(0).value();
@@ -64,6 +78,17 @@ TEST(Store, ManyClientsAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(Store, IsReachedOverIPv6) {
+  if (const int s = socket(AF_INET6, SOCK_STREAM, 0); s >= 0) {
+    close(s);
+  } else {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  const auto server = TcpStoreServer::start(0).value();
+  const auto a = TcpStore::connect("::1", server->port(), kLong).value();
+  EXPECT_TRUE(a->set("x", "1", kLong).ok());
+}
+
 TEST(Store, AMissingKeyAndAMissingServerAreErrorsInTime) {
   int port = 0;
   {
@@ -82,6 +107,70 @@ TEST(Store, AMissingKeyAndAMissingServerAreErrorsInTime) {
   EXPECT_TRUE(absl::StrContains(gone.status().message(), "is rank 0 running"))
       << gone.status();
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+}
+
+TEST(Store, WhoSendsHalfARequestHoldsUpNobody) {
+  const auto server = TcpStoreServer::start(0).value();
+  std::vector<int> strangers;
+  for (int i = 0; i < 4; ++i) {
+    strangers.push_back(raw_client(server->port()));
+    ASSERT_EQ(send(strangers.back(), "G\x05\0\0\0ab", 7, 0), 7);
+  }
+  const absl::Time begin = absl::Now();
+  const auto a = TcpStore::connect("127.0.0.1", server->port(), kLong).value();
+  ASSERT_TRUE(a->set("abcde", "1", kLong).ok());
+  EXPECT_EQ(a->get("abcde", kLong).value(), "1");
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(4));
+  // The rest of the request is its end.
+  ASSERT_EQ(send(strangers[0], "cde\0\0\0\0", 7, 0), 7);
+  char answer[6] = {};
+  ASSERT_EQ(recv(strangers[0], answer, 6, MSG_WAITALL), 6);
+  EXPECT_EQ(std::string(answer + 4, 2), "+1");
+  for (const int stranger : strangers) close(stranger);
+}
+
+TEST(Store, OneSetsAKeyFirst) {
+  const auto server = TcpStoreServer::start(0).value();
+  const auto a = TcpStore::connect("127.0.0.1", server->port(), kLong).value();
+  EXPECT_TRUE(a->set_new("x", "1", kLong).value());
+  EXPECT_FALSE(a->set_new("x", "2", kLong).value());
+  EXPECT_EQ(a->get("x", kLong).value(), "1");
+}
+
+TEST(Store, ARequestAfterOneThatFailedConnectsAgain) {
+  auto server = TcpStoreServer::start(0).value();
+  const int port = server->port();
+  const auto a = TcpStore::connect("127.0.0.1", port, kLong).value();
+  server.reset();
+  EXPECT_FALSE(a->set("x", "1", kLong).ok());
+  server = TcpStoreServer::start(port).value();
+  EXPECT_TRUE(a->set("x", "2", kLong).ok());
+  EXPECT_EQ(a->get("x", kLong).value(), "2");
+}
+
+TEST(Store, AHostThatDoesNotAnswerIsGivenUpInTime) {
+  // A full queue of connections: more are not answered.
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int mute = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  socklen_t size = sizeof(at);
+  ASSERT_EQ(bind(mute, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(listen(mute, 0), 0);
+  getsockname(mute, reinterpret_cast<sockaddr*>(&at), &size);
+  std::vector<int> queue;
+  for (int i = 0; i < 4; ++i) {
+    queue.push_back(
+        socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    (void)connect(queue.back(), reinterpret_cast<sockaddr*>(&at), size);
+  }
+  const absl::Time begin = absl::Now();
+  const auto none = TcpStore::connect("127.0.0.1", ntohs(at.sin_port),
+                                      absl::Milliseconds(300));
+  EXPECT_FALSE(none.ok());
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  for (const int one : queue) close(one);
+  close(mute);
 }
 
 TEST(Store, AServerThatEndsBreaksItsClients) {

@@ -182,7 +182,8 @@ void visit_settings(C& c, F&& f) {
     "steps between fingerprints of gradients and parameters; 0: never");
   f("debug.anomaly", c.debug.anomaly, any(),
     "look for the operation that made the first value not finite");
-  f("debug.trace", c.debug.trace, any(), "write trace/rank0.json");
+  f("debug.trace", c.debug.trace, any(),
+    "write trace/rankN.json, N the number of the process");
   f("debug.memory", c.debug.memory, at_least(0),
     "first steps whose memory events are written to memory.jsonl and "
     "trace/memory.json");

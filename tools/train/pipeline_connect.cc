@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "dist/nccl_communicator.h"
 #include "runtime/check.h"
 #include "tools/train/exit_code.h"
@@ -17,6 +18,8 @@
 
 namespace tapeline {
 namespace {
+
+constexpr absl::Duration kLeastToConnect = absl::Seconds(5);
 
 // One process: nobody to talk to, whatever its device.
 class SoleProcess : public Communicator {
@@ -67,8 +70,24 @@ void end_process(const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> connect_processes(
     const Launched& launch, const PipelinePlan& plan, DeviceKind device,
-    absl::Duration connect_timeout, absl::Duration deadline) {
+    absl::Duration connect_timeout, absl::Duration deadline,
+    const std::vector<Setting>& settings, TcpStore::Stop stop) {
   if (launch.world == 1) return std::make_unique<SoleProcess>();
+#ifdef TAPELINE_CUDA
+  if (device != DeviceKind::kCuda) {
+    return absl::UnimplementedError(
+        "this build has no communicator for CPU processes, since hosts with "
+        "GPUs may lack its library; use a build without CUDA");
+  }
+#endif
+  const absl::Time end = absl::Now() + connect_timeout;
+  if (const absl::Status same = compare_settings(launch, settings, end, stop);
+      !same.ok()) {
+    const bool mine = absl::IsInvalidArgument(same) || absl::IsCancelled(same);
+    return mine ? same : ending(kExitCommunication, same);
+  }
+  // All are there; who came last has time to connect.
+  connect_timeout = std::max(end - absl::Now(), kLeastToConnect);
   if (device == DeviceKind::kCuda) {
     absl::StatusOr<std::unique_ptr<Communicator>> made =
         connect_nccl(launch, {.routes = routes_of(plan),
@@ -83,9 +102,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> connect_processes(
     return made;
   }
 #ifdef TAPELINE_CUDA
-  return absl::UnimplementedError(
-      "this build has no communicator for CPU processes, since hosts with GPUs "
-      "may lack its library; use a build without CUDA");
+  return absl::InternalError("no GPU");
 #else
   absl::StatusOr<std::unique_ptr<GlooCommunicator>> made =
       GlooCommunicator::connect(launch, {.connect_timeout = connect_timeout});

@@ -30,6 +30,8 @@ namespace {
 constexpr int kGatherSlot = (1 << 23) + 1;
 // Elements of a message for a hash, but for larger tensors.
 constexpr int64_t kMostHashed = int64_t{1} << 24;
+// Batches of an evaluation in each replica between questions for a signal.
+constexpr int64_t kUninterrupted = 8;
 // Messages under way: a rank that is ahead waits.
 constexpr size_t kMostSending = 4;
 
@@ -160,15 +162,33 @@ absl::StatusOr<std::string> PipelineJob::from_leader(
   return all[0];
 }
 
+absl::StatusOr<uint64_t> PipelineJob::sum(const std::string& what,
+                                          uint64_t mine) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   tell(what, absl::StrCat(mine)));
+  uint64_t out = 0;
+  for (const std::string& text : all) {
+    uint64_t n = 0;
+    CHECK(absl::SimpleAtoi(text, &n));
+    out += n;
+  }
+  return out;
+}
+
 absl::StatusOr<Evaluation> PipelineJob::evaluate(
-    const EvalBatches& batches,
-    const std::vector<LanguageModelStage*>& stages) {
+    const EvalBatches& batches, const std::vector<LanguageModelStage*>& stages,
+    int (*signal)(), int* stopped_by) {
   std::vector<double> nats(static_cast<size_t>(batches.size()), 0);
   const std::vector<int>& placement = plan_.schedule.placement;
   Evaluation out;
   const auto run = [&]() -> absl::Status {
     Sending sending(pipeline_, deadline_);
     for (int64_t i = 0; i < batches.size(); ++i) {
+      if (i > 0 && i % (kUninterrupted * replicas_.size()) == 0) {
+        RETURN_IF_ERROR(sending.leave(0));
+        ASSIGN_OR_RETURN(*stopped_by, agree_on_step({}, signal()));
+        if (*stopped_by != 0) return absl::OkStatus();
+      }
       MicroBatch mb = batches.get(i);
       out.bytes += mb.valid_labels();
       out.tokens += mb.tokens();
@@ -207,6 +227,7 @@ absl::StatusOr<Evaluation> PipelineJob::evaluate(
     return all_reduce(*all_, "evaluation", nats, deadline_);
   };
   if (const absl::Status status = run(); !status.ok()) return lost(status);
+  if (*stopped_by != 0) return Evaluation();
   double sum = 0;
   for (const double x : nats) sum += x;
   if (out.bytes > 0) {
@@ -272,15 +293,8 @@ absl::StatusOr<std::string> PipelineJob::hash(
 absl::Status PipelineJob::save(const SnapshotStore& store,
                                const SnapshotContents& contents,
                                std::vector<std::string>* warnings) {
-  ASSIGN_OR_RETURN(
-      const std::vector<std::string> sizes,
-      tell("bytes of a snapshot", absl::StrCat(snapshot_bytes(contents))));
-  uint64_t bytes = 0;
-  for (const std::string& size : sizes) {
-    uint64_t n = 0;
-    CHECK(absl::SimpleAtoi(size, &n));
-    bytes += n;
-  }
+  ASSIGN_OR_RETURN(const uint64_t bytes,
+                   sum("bytes of a snapshot", snapshot_bytes(contents)));
   absl::StatusOr<std::string> begun = std::string();
   if (leader()) begun = begin_snapshot(store, contents.step, bytes);
   ASSIGN_OR_RETURN(

@@ -69,10 +69,15 @@ class PipelineJob {
   // The same, and the number of a signal that reached some rank, or 0.
   absl::StatusOr<int> agree_on_step(const absl::Status& mine, int signal);
 
-  // The loss of a whole text, each replica a share of it, on all ranks.
+  // The loss of a whole text, each replica a share of it, on all ranks. Every
+  // few batches ranks ask each other for a signal that reached one of them,
+  // which `signal` gives here; nothing then, and `stopped_by` has the signal.
   absl::StatusOr<Evaluation> evaluate(
       const EvalBatches& batches,
-      const std::vector<LanguageModelStage*>& stages);
+      const std::vector<LanguageModelStage*>& stages, int (*signal)(),
+      int* stopped_by);
+  // Of all ranks' numbers.
+  absl::StatusOr<uint64_t> sum(const std::string& what, uint64_t mine);
   // In name order, each tensor's f32 values hashed at the leader; elsewhere
   // empty. `value` gives a tensor that this rank writes.
   absl::StatusOr<std::string> hash(

@@ -40,11 +40,11 @@ absl::Status Run::loop() {
   while (trainer_->steps_done() < c_.train.steps) {
     RETURN_IF_ERROR(one_step());
     if (stopped_by() != 0) return stop();
+    // Saved before it is evaluated, which may take long: a run that goes on
+    // from here does what is missing.
+    if (due(c_.train.snapshot_every)) RETURN_IF_ERROR(save());
     RETURN_IF_ERROR(report());
     if (stopped_by() != 0) return stop();
-    if (due(c_.train.snapshot_every)) {
-      RETURN_IF_ERROR(save());
-    }
   }
   return absl::OkStatus();
 }
@@ -58,20 +58,24 @@ absl::Status Run::one_step() {
   if (leader() && steps_logged_ < c_.debug.memory && !memory_) {
     memory_.emplace(Device::current(), /*lines=*/true);
   }
-  RETURN_IF_ERROR(watch_cuda(next));
+  // What this process alone finds is told to the others with the step's.
+  found_ = watch_cuda(next);
+  if (!job_) RETURN_IF_ERROR(found_);
   trainer_->queue(c_.debug.hash_every > 0 && next % c_.debug.hash_every == 0);
   if (job_) RETURN_IF_ERROR(pipeline_->status());
   peaks_.push_back(pool.stats().peak);
   evaluated_ = false;
   if (memory_ && ++steps_logged_ == c_.debug.memory) {
-    RETURN_IF_ERROR(ending(kExitDisk, end_memory_log()));
+    found_.Update(ending(kExitDisk, end_memory_log()));
+    if (!job_) RETURN_IF_ERROR(found_);
   }
   const bool wait =
       job_ != nullptr || Device::current().kind() != DeviceKind::kCuda ||
       c_.debug.anomaly || stop_signal() != 0 || due(c_.train.eval_every) ||
       due(c_.train.sample_every) || due(c_.train.snapshot_every);
   RETURN_IF_ERROR(report_steps(wait ? 0 : 1));
-  return end_watching(next);
+  if (c_.debug.cuda_first == 0) return absl::OkStatus();
+  return agree(end_watching(next));
 }
 
 // From the first step on that is to be watched; steps before it have ended.
@@ -135,7 +139,9 @@ absl::Status Run::report_step(StepRecord record) {
     return check_finite(record);
   };
   if (!job_) return log();
-  ASSIGN_OR_RETURN(signal_, job_->agree_on_step(log(), stop_signal()));
+  absl::Status mine = found_;
+  mine.Update(log());
+  ASSIGN_OR_RETURN(signal_, job_->agree_on_step(mine, stop_signal()));
   return absl::OkStatus();
 }
 
@@ -247,7 +253,9 @@ absl::Status Run::sample(const std::string& file) {
 }
 
 absl::StatusOr<Evaluation> Run::measure() {
-  if (job_) return job_->evaluate(*eval_, pipeline_->stages());
+  if (job_) {
+    return job_->evaluate(*eval_, pipeline_->stages(), stop_signal, &signal_);
+  }
   return evaluate(*model_, *eval_, [] { return stop_signal() != 0; });
 }
 

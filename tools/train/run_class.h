@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dist/compare_settings.h"
 #include "dist/launch.h"
 #include "dist/snapshot.h"
 #include "runtime/cuda_monitor.h"
@@ -50,7 +51,7 @@ class Run {
     RETURN_IF_ERROR(loop());
     RETURN_IF_ERROR(check_weights());
     RETURN_IF_ERROR(finish());
-    return ending(kExitDisk, write_profile());
+    return agree(ending(kExitDisk, write_profile()));
   }
 
  private:
@@ -70,7 +71,9 @@ class Run {
   absl::StatusOr<Corpus> corpus(const std::string& spec);
   absl::Status load_data();
   absl::Status make_model();
-  absl::Status join_job();  // run_pipeline.cc
+  // run_pipeline.cc
+  absl::Status join_job();
+  std::vector<Setting> settings(const PipelinePlan& plan) const;
   bool leader() const { return !job_ || job_->leader(); }
   // What this process found, or what another one did.
   absl::Status agree(absl::Status status) const {
@@ -84,7 +87,7 @@ class Run {
   absl::Status make_trainer();
   absl::Status make_tensors();
   absl::Status open_folder();
-  absl::Status make_folder();
+  absl::Status make_folder(uint64_t snapshot);
   absl::StatusOr<Evaluation> measure();
   absl::Status loop();
   absl::Status one_step();
@@ -121,7 +124,8 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   PipelineTrainer* pipeline_ = nullptr;  // trainer_, with a job
   int signal_ = 0;                       // as stopped_by()
-  std::optional<MemoryLog> memory_;      // of the first steps
+  absl::Status found_;  // in the step, with a job, and not told yet
+  std::optional<MemoryLog> memory_;  // of the first steps
   std::optional<Snapshot> snapshot_;
   MetricsCut metrics_;              // what stays of an earlier process's
   std::vector<std::string> notes_;  // to say once there is a log

@@ -1,15 +1,83 @@
 // How a run joins the other processes of its job.
+#include <csignal>
+#include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "dist/compare_settings.h"
+#include "dist/pipeline/text.h"
 #include "runtime/device.h"
+#include "runtime/hash.h"
+#include "tools/config/settings.h"
 #include "tools/train/pipeline_connect.h"
 #include "tools/train/pipeline_plan.h"
 #include "tools/train/run_class.h"
 
 namespace tapeline {
+namespace {
+
+std::string text_of(const std::string& value) { return value; }
+std::string text_of(bool value) { return value ? "true" : "false"; }
+std::string text_of(int64_t value) { return absl::StrCat(value); }
+std::string text_of(double value) {
+  const std::string brief = absl::StrFormat("%.15g", value);
+  return std::strtod(brief.c_str(), nullptr) == value
+             ? brief
+             : absl::StrFormat("%.17g", value);
+}
+std::string text_of(const std::vector<std::string>& value) {
+  return absl::StrJoin(value, " ");
+}
+
+std::string hash_of(const std::string& text) {
+  return to_hex(hash_bytes(text.data(), text.size()));
+}
+std::string hash_of(const Corpus& corpus) {
+  return absl::StrCat(corpus.tokens(), " bytes in ", corpus.documents.size(),
+                      " documents, XXH3 ", hash_of(corpus.text));
+}
+
+}  // namespace
+
+// All but what concerns a process alone; files by what is in them.
+std::vector<Setting> Run::settings(const PipelinePlan& plan) const {
+  static const std::set<std::string_view>& own =
+      *new std::set<std::string_view>{
+          "data.train",    "data.val",
+          "debug.memory",  "debug.nan_poison",
+          "debug.profile", "debug.trace",
+          "device",        "pipeline.connect_timeout",
+          "pipeline.file", "pipeline.timeout",
+          "train.threads"};
+  std::vector<Setting> out;
+  visit_settings(
+      c_, [&](const char* key, const auto& value, const Limits&, const char*) {
+        if (!own.contains(key)) out.push_back({key, text_of(value)});
+      });
+  for (const auto& [key, value] : model_config_.object()) {
+    out.push_back({absl::StrCat("model.", key), value.dump()});
+  }
+  out.push_back({"device", Device::current().kind() == DeviceKind::kCuda
+                               ? "cuda"
+                               : "cpu"});
+  out.push_back({"data.train", hash_of(train_)});
+  out.push_back({"data.val", hash_of(val_)});
+  out.push_back({c_.pipeline.file.empty() ? "pipeline.schedule's actions"
+                                          : "pipeline.file",
+                 hash_of(schedule_text(plan.schedule))});
+  out.push_back({"--resume", !request_.resume            ? "not given"
+                             : request_.snapshot.empty() ? "given"
+                                                         : request_.snapshot});
+  return out;
+}
 
 absl::Status Run::join_job() {
   RETURN_IF_ERROR(check_pipeline_settings(c_));
@@ -23,12 +91,21 @@ absl::Status Run::join_job() {
       c_.pipeline.file.empty() ? "" : user_path(c_.pipeline.file);
   ASSIGN_OR_RETURN(PipelinePlan plan,
                    plan_pipeline(c_, *model_, launch_.world, file));
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                   connect_processes(launch_, plan, Device::current().kind(),
-                                     absl::Seconds(c_.pipeline.connect_timeout),
-                                     absl::Seconds(c_.pipeline.timeout)));
+  absl::StatusOr<std::unique_ptr<Communicator>> communicator =
+      connect_processes(launch_, plan, Device::current().kind(),
+                        absl::Seconds(c_.pipeline.connect_timeout),
+                        absl::Seconds(c_.pipeline.timeout), settings(plan),
+                        [] { return stop_signal() != 0; });
+  if (absl::IsCancelled(communicator.status())) {
+    const bool interrupted = stop_signal() == SIGINT;
+    return ending(interrupted ? kExitInterrupted : kExitTerminated,
+                  absl::CancelledError(absl::StrCat(
+                      "stopped by ", interrupted ? "SIGINT" : "SIGTERM",
+                      " before the first step")));
+  }
+  RETURN_IF_ERROR(communicator.status());
   job_ = std::make_unique<PipelineJob>(std::move(plan), *model_,
-                                       std::move(communicator),
+                                       *std::move(communicator),
                                        absl::Seconds(c_.pipeline.timeout));
   return absl::OkStatus();
 }

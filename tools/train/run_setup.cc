@@ -171,12 +171,20 @@ absl::Status Run::make_tensors() {
 }
 
 absl::Status Run::open_folder() {
-  if (leader()) return agree(make_folder());
+  uint64_t snapshot = 0;  // bytes, of all ranks
+  if (c_.train.save) {
+    HostTensors host;
+    snapshot = snapshot_bytes(trainer_->contents(host));
+    if (job_) {
+      ASSIGN_OR_RETURN(snapshot, job_->sum("bytes of a snapshot", snapshot));
+    }
+  }
+  if (leader()) return agree(make_folder(snapshot));
   folder_.emplace(RunFolder::of_another(path_));
   return agree(absl::OkStatus());
 }
 
-absl::Status Run::make_folder() {
+absl::Status Run::make_folder(uint64_t snapshot) {
   std::string moved;
   if (!folder_) {
     absl::StatusOr<RunFolder> folder =
@@ -210,11 +218,7 @@ absl::Status Run::make_folder() {
     }
     evaluated_ = metrics_.evaluated;
     if (!c_.train.save) return absl::OkStatus();
-    HostTensors host;
-    return check_disk_space(snapshots(),
-                            // Ranks have about as much each.
-                            snapshot_bytes(trainer_->contents(host)) *
-                                (job_ ? job_->plan().mesh.pp : 1),
+    return check_disk_space(snapshots(), snapshot,
                             static_cast<int>(c_.train.keep_snapshots) + 1);
   };
   return ending(kExitDisk, write());

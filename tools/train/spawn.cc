@@ -108,7 +108,8 @@ int free_port() {
       // One below the store's port, which is what counts.
       {"MASTER_PORT", absl::StrCat(port - 1)},
       {"TAPELINE_STORE_PORT", absl::StrCat(port)},
-      {kSpawned, "1"}};
+      {"TAPELINE_JOB", absl::StrCat(parent, ":", port)},
+      {kSpawned, absl::StrCat(parent)}};
   for (const auto& [name, value] : variables) setenv(name, value.c_str(), 1);
   std::vector<char*> words;
   for (const std::string& word : command) {
@@ -201,6 +202,16 @@ class Children {
       }
     }
   }
+  void kill_stopped() const {
+    for (const pid_t child : running_) {
+      siginfo_t of = {};
+      if (child != 0 &&
+          waitid(P_PID, child, &of, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+          of.si_pid == child) {
+        ::kill(child, SIGKILL);
+      }
+    }
+  }
   // What is still in the pipes of children that have ended.
   void finish() {
     for (Lines& lines : lines_) {
@@ -227,7 +238,11 @@ class Children {
 
 }  // namespace
 
-bool was_spawned() { return std::getenv(kSpawned) != nullptr; }
+bool was_spawned() {
+  // Who inherits the variable from one that was is not.
+  const char* parent = std::getenv(kSpawned);
+  return parent != nullptr && parent == absl::StrCat(getppid());
+}
 
 int run_processes(const std::vector<std::string>& command, int processes,
                   double grace_seconds, bool first_alone) {
@@ -250,7 +265,11 @@ int run_processes(const std::vector<std::string>& command, int processes,
     if (children.code() == 0) continue;
     if (!before) failed = Clock::now();
     const std::chrono::duration<double> since = Clock::now() - failed;
-    if (since.count() > grace_seconds) children.send(SIGKILL);
+    if (since.count() > grace_seconds) {
+      children.send(SIGKILL);
+    } else {
+      children.kill_stopped();
+    }
   }
   children.finish();
   return children.code();

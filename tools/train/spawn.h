@@ -3,8 +3,8 @@
 // Each has the variables that torchrun would give it. What they print comes out
 // line by line behind the number of the rank, "1 | step ...". When one fails,
 // the others have `grace` seconds to end by themselves, which they do when they
-// miss it, and are then killed. SIGINT and SIGTERM are passed on. No child
-// outlives the caller.
+// miss it, and are then killed; one that is stopped cannot, and is killed at
+// once. SIGINT and SIGTERM are passed on. No child outlives the caller.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ namespace tapeline {
 // signal, or 0.
 int run_processes(const std::vector<std::string>& command, int processes,
                   double grace_seconds = 15, bool first_alone = false);
-// Whether this process was started so.
+// Whether the process that started this one did it so.
 bool was_spawned();
 
 }  // namespace tapeline
