@@ -16,6 +16,7 @@ namespace {
 
 // For what ranks say of an end, whose time may be over.
 constexpr absl::Duration kLastWords = absl::Seconds(2);
+constexpr absl::Duration kLook = absl::Milliseconds(10);
 
 // A line each, the job's own first.
 std::string text_of(const Launched& launch,
@@ -60,6 +61,17 @@ std::string key(const char* what, int rank) {
   return absl::StrCat(what, "/", rank);
 }
 
+// What rank 0 says, once it knows.
+absl::StatusOr<std::string> from_rank_0(const Launched& launch, TcpStore& store,
+                                        const std::string& name,
+                                        absl::Duration timeout) {
+  absl::StatusOr<std::string> said = store.get(name, timeout);
+  if (!absl::IsDeadlineExceeded(said.status())) return said;
+  return absl::UnavailableError(
+      absl::StrCat("rank ", launch.rank, ": connect to all ", launch.world,
+                   " ranks: rank 0 is there, but not all were in time"));
+}
+
 }  // namespace
 
 absl::Status compare_settings(const Launched& launch,
@@ -86,14 +98,15 @@ absl::Status compare_settings(const Launched& launch,
         "; give each process a rank of its own, and each job a port"));
   }
   if (launch.rank != 0) {
-    ASSIGN_OR_RETURN(const std::string first, store->get("settings/0", left()));
+    ASSIGN_OR_RETURN(const std::string first,
+                     from_rank_0(launch, *store, "settings/0", left()));
     if (const absl::Status mine_differs = compare(launch.rank, mine, first);
         !mine_differs.ok()) {
       store->set(key("seen", launch.rank), "", kLastWords).IgnoreError();
       return mine_differs;
     }
     ASSIGN_OR_RETURN(const std::string all,
-                     store->get("all", left() + kLastWords));
+                     from_rank_0(launch, *store, "all", left() + kLastWords));
     RETURN_IF_ERROR(store->set(key("seen", launch.rank), "", kLastWords));
     if (all.empty()) return store->wait_for_end(left() + kLastWords);
     return absl::Status(all[0] == 'd' ? absl::StatusCode::kInvalidArgument
@@ -102,23 +115,36 @@ absl::Status compare_settings(const Launched& launch,
   }
   // What is said is the first rank's that differs, or else is missing.
   absl::Status differs, missing;
-  std::vector<int> there;
-  for (int r = 1; r < launch.world; ++r) {
-    const absl::Duration patience =
-        differs.ok() ? left() : std::min(left(), kLastWords);
-    const absl::StatusOr<std::string> its =
-        store->get(key("settings", r), patience);
-    if (its.ok()) {
+  std::vector<int> there, absent;
+  for (int r = 1; r < launch.world; ++r) absent.push_back(r);
+  // Once one differs the others are given a little time to be named as well.
+  absl::Time until = end;
+  while (!absent.empty()) {
+    for (size_t i = 0; i < absent.size();) {
+      const int r = absent[i];
+      ASSIGN_OR_RETURN(
+          const std::optional<std::string> its,
+          store->peek(key("settings", r), std::max(left(), kLastWords)));
+      if (!its) {
+        ++i;
+        continue;
+      }
       there.push_back(r);
-      differs.Update(compare(r, *its, mine));
-    } else if (absl::IsDeadlineExceeded(its.status())) {
-      missing.Update(absl::UnavailableError(absl::StrCat(
-          "rank 0: connect to all ", launch.world, " ranks: rank ", r,
-          " was not there after ",
-          absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(10))))));
-    } else {
-      return its.status();
+      absent.erase(absent.begin() + static_cast<int64_t>(i));
+      if (differs.ok()) {
+        differs = compare(r, *its, mine);
+        if (!differs.ok()) until = std::min(end, absl::Now() + kLastWords);
+      }
     }
+    if (absl::Now() >= until) break;
+    if (stop != nullptr && stop()) return absl::CancelledError("stopped");
+    if (!absent.empty()) absl::SleepFor(kLook);
+  }
+  if (!absent.empty()) {
+    missing = absl::UnavailableError(absl::StrCat(
+        "rank 0: connect to all ", launch.world, " ranks: rank ",
+        absent.front(), " was not there after ",
+        absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(10)))));
   }
   const absl::Status found = differs.ok() ? missing : differs;
   RETURN_IF_ERROR(store->set(

@@ -24,6 +24,10 @@
 namespace tapeline {
 namespace {
 
+// For one address of a host, which may drop packets to it and answer at the
+// next; who connects tries again.
+constexpr absl::Duration kOneAddress = absl::Seconds(4);
+
 constexpr uint32_t kMostBytes = 1 << 20;
 
 constexpr char kStopped[] = "stopped by a signal";
@@ -310,7 +314,8 @@ std::string TcpStore::try_to_connect(absl::Time end) {
     if (::connect(socket_, at->ai_addr, at->ai_addrlen) != 0) result = errno;
     why.clear();
     if (result == EINPROGRESS || result == EINTR) {
-      why = wait_for(socket_, POLLOUT, end, stop_);
+      why = wait_for(socket_, POLLOUT, std::min(end, absl::Now() + kOneAddress),
+                     stop_);
       socklen_t size = sizeof(result);
       if (why.empty()) {
         getsockopt(socket_, SOL_SOCKET, SO_ERROR, &result, &size);

@@ -751,6 +751,29 @@ TEST_F(Train, ABreakInAnEvaluationIsHeardAndTheStepIsSaved) {
   }
 }
 
+TEST_F(Train, EveryStepIsEvaluatedOnceWhoeverGoesOn) {
+  const std::string val = folder_.write("val.txt", sample_text(2000));
+  const Words sets = {"data.val=" + val, "train.eval_every=1",
+                      "train.snapshot_every=1"};
+  const auto evaluations = [&](const std::string& name) {
+    std::vector<std::string> out;
+    for (const Json& row : rows(run(name))) {
+      if (const Json* loss = row.find("val_loss")) {
+        out.push_back(row.find("step")->dump() + " " + loss->dump());
+      }
+    }
+    return out;
+  };
+  ASSERT_EQ(train("one", 0, sets + Words{"train.steps=4"}).code, 0);
+  EXPECT_EQ(evaluations("one").size(), 4u);
+  // The step that it goes on from has been evaluated, as rank 0 alone can see.
+  ASSERT_EQ(train("two", 2, sets + Words{"train.steps=2"}).code, 0);
+  const ChildResult r =
+      train("two", 2, sets + Words{"train.steps=4"}, {"--resume"});
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(evaluations("two"), evaluations("one"));
+}
+
 TEST_F(Train, AStopIsHeardWhileRanksAreMissing) {
   const auto job = start_job(
       words("alone", 0, {"pipeline.connect_timeout=100"}), {{}, {"--help"}});

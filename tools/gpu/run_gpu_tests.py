@@ -248,9 +248,11 @@ class Run:
             command += ["--report-api-errors", "no"]
         with concurrent.futures.ThreadPoolExecutor(self._options.jobs) as pool:
             # The longest first.
-            for op in sorted(ops, key=lambda op: -len(ops[op])):
-                pool.submit(self.all_of, binary, ops[op], command + [binary],
-                            op)
+            runs = [pool.submit(self.all_of, binary, ops[op],
+                                command + [binary], op)
+                    for op in sorted(ops, key=lambda op: -len(ops[op]))]
+        for run in runs:
+            run.result()  # or what it met
 
     def finish(self):
         self._log.close()

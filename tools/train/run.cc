@@ -219,8 +219,9 @@ absl::Status Run::report() {
       return ending(kExitNotFinite,
                     absl::OutOfRangeError(absl::StrCat(
                         "step ", step,
-                        ": the validation loss is not finite; go on from an "
-                        "earlier snapshot with a lower optimizer.lr")));
+                        ": the validation loss is not finite; go on with "
+                        "--resume=PATH of a snapshot before this step and a "
+                        "lower optimizer.lr")));
     }
   }
   // Text is not yet made by stages.
@@ -286,6 +287,8 @@ absl::Status Run::save() {
   const ProfileRange range(Range::kSnapshot);
   RETURN_IF_ERROR(check_weights());
   RETURN_IF_ERROR(agree(ending(kExitDisk, folder_->sync_metrics())));
+  // Looking whether a large snapshot is whole takes longer than ranks wait.
+  if (saved_ == trainer_->steps_done()) return absl::OkStatus();
   HostTensors host;
   SnapshotContents contents = trainer_->contents(host);
   contents.texts["config.resolved.toml"] = print_config(c_);
@@ -298,6 +301,7 @@ absl::Status Run::save() {
            : ending(kExitDisk,
                     save_snapshot(store, contents, &warnings).status()));
   for (const std::string& warning : warnings) folder_->say(warning);
+  saved_ = trainer_->steps_done();
   return absl::OkStatus();
 }
 

@@ -132,6 +132,7 @@ class Run {
   std::optional<RunFolder> folder_;
   std::deque<int64_t> peaks_;  // of steps that are not reported yet
   bool evaluated_ = false;     // the step just done
+  int64_t saved_ = -1;         // step of the last snapshot of this process
   int64_t steps_logged_ = 0;
   std::unique_ptr<CudaMonitor> monitor_;
   int64_t watched_from_ = 0;  // the step

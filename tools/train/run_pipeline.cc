@@ -54,9 +54,9 @@ std::vector<Setting> Run::settings(const PipelinePlan& plan) const {
           "data.train",    "data.val",
           "debug.memory",  "debug.nan_poison",
           "debug.profile", "debug.trace",
-          "device",        "pipeline.connect_timeout",
-          "pipeline.file", "pipeline.timeout",
-          "train.threads"};
+          "device",        "offload.pinned_cap_mib",
+          "pipeline.file", "pipeline.connect_timeout",
+          "train.threads", "pipeline.timeout"};
   std::vector<Setting> out;
   visit_settings(
       c_, [&](const char* key, const auto& value, const Limits&, const char*) {
@@ -73,9 +73,8 @@ std::vector<Setting> Run::settings(const PipelinePlan& plan) const {
   out.push_back({c_.pipeline.file.empty() ? "pipeline.schedule's actions"
                                           : "pipeline.file",
                  hash_of(schedule_text(plan.schedule))});
-  out.push_back({"--resume", !request_.resume            ? "not given"
-                             : request_.snapshot.empty() ? "given"
-                                                         : request_.snapshot});
+  // Rank 0 finds the snapshot for all.
+  out.push_back({"--resume", request_.resume ? "given" : "not given"});
   return out;
 }
 

@@ -179,9 +179,14 @@ absl::Status Run::open_folder() {
       ASSIGN_OR_RETURN(snapshot, job_->sum("bytes of a snapshot", snapshot));
     }
   }
-  if (leader()) return agree(make_folder(snapshot));
-  folder_.emplace(RunFolder::of_another(path_));
-  return agree(absl::OkStatus());
+  if (!leader()) folder_.emplace(RunFolder::of_another(path_));
+  RETURN_IF_ERROR(agree(leader() ? make_folder(snapshot) : absl::OkStatus()));
+  if (!job_) return absl::OkStatus();
+  // The leader alone has read the metrics, and all evaluate together.
+  ASSIGN_OR_RETURN(const uint64_t evaluated,
+                   job_->sum("evaluations", evaluated_ ? 1 : 0));
+  evaluated_ = evaluated > 0;
+  return absl::OkStatus();
 }
 
 absl::Status Run::make_folder(uint64_t snapshot) {
