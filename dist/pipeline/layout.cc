@@ -1,8 +1,6 @@
 #include "dist/pipeline/layout.h"
 
 #include <algorithm>
-#include <limits>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dist/pipeline/text.h"
@@ -168,124 +166,6 @@ Layout even_layout(int layers, int depths, int stages) {
   layout.back().depths = depths;
   layout.back().head = true;
   return layout;
-}
-
-namespace {
-
-// What is not cut: a layer, a depth or all that share a layer, embedding, head.
-struct Unit {
-  char kind;
-  int count;
-  PartCosts costs;
-};
-
-std::vector<Unit> units_of(const ModelCosts& costs, bool together) {
-  std::vector<Unit> units = {{'E', 1, costs.embedding}};
-  for (const PartCosts& c : costs.layers) units.push_back({'t', 1, c});
-  for (const PartCosts& c : costs.depths) {
-    if (together && units.back().kind == 'm') {
-      ++units.back().count;
-      units.back().costs.time += c.time;
-      units.back().costs.memory += c.memory;
-    } else {
-      units.push_back({'m', 1, c});
-    }
-  }
-  units.push_back({'L', 1, costs.head});
-  return units;
-}
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// The least value over all cuts of `units` into `stages` runs, where a run
-// costs cost(begin, end) and runs combine as join says; empty if it is
-// infinite.
-template <class Cost, class Join>
-std::vector<size_t> best_cuts(size_t units, int stages, const Cost& cost,
-                              const Join& join) {
-  std::vector<double> best(units + 1, kInfinity);
-  best[0] = 0;
-  std::vector<std::vector<size_t>> from(stages);
-  for (int k = 0; k < stages; ++k) {
-    std::vector<double> next(units + 1, kInfinity);
-    from[k].resize(units + 1, 0);
-    for (size_t end = 0; end <= units; ++end) {
-      for (size_t begin = 0; begin <= end; ++begin) {
-        const double value = join(best[begin], cost(begin, end));
-        if (value < next[end]) {
-          next[end] = value;
-          from[k][end] = begin;
-        }
-      }
-    }
-    best = std::move(next);
-  }
-  if (best[units] == kInfinity) return {};
-  std::vector<size_t> ends(stages);
-  size_t end = units;
-  for (int k = stages - 1; k >= 0; --k) {
-    ends[k] = end;
-    end = from[k][end];
-  }
-  return ends;
-}
-
-Layout layout_of(const std::vector<Unit>& units,
-                 const std::vector<size_t>& ends) {
-  Layout layout;
-  int layers = 0, depths = 0;
-  size_t at = 0;
-  for (const size_t end : ends) {
-    StageParts stage{.first_layer = layers, .first_depth = depths};
-    for (; at < end; ++at) {
-      const Unit& unit = units[at];
-      if (unit.kind == 'E') stage.embedding = true;
-      if (unit.kind == 't') stage.layers += unit.count;
-      if (unit.kind == 'm') stage.depths += unit.count;
-      if (unit.kind == 'L') stage.head = true;
-    }
-    layers += stage.layers;
-    depths += stage.depths;
-    layout.push_back(stage);
-  }
-  return layout;
-}
-
-}  // namespace
-
-absl::StatusOr<Layout> balanced_layout(const ModelCosts& costs, int stages,
-                                       double budget, bool together) {
-  CHECK_GE(stages, 1);
-  const std::vector<Unit> units = units_of(costs, together);
-  std::vector<double> time(units.size() + 1, 0), memory(time);
-  for (size_t i = 0; i < units.size(); ++i) {
-    time[i + 1] = time[i] + units[i].costs.time;
-    memory[i + 1] = memory[i] + units[i].costs.memory;
-  }
-  const double slack = 1e-12 * std::max(1.0, time.back());
-  const auto stage_time = [&](double most) {
-    return [&, most](size_t begin, size_t end) {
-      const bool fits =
-          budget <= 0 || memory[end] - memory[begin] <= budget * (1 + 1e-12);
-      const double t = time[end] - time[begin];
-      return fits && t <= most + slack ? t : kInfinity;
-    };
-  };
-  const auto longest = [](double a, double b) { return std::max(a, b); };
-  std::vector<size_t> ends =
-      best_cuts(units.size(), stages, stage_time(kInfinity), longest);
-  if (ends.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no layout of ", stages, " stages keeps each within ",
-                     budget, " of memory; use more stages or recompute"));
-  }
-  double most = 0;
-  for (size_t k = 0; k < ends.size(); ++k) {
-    most = std::max(most, time[ends[k]] - time[k == 0 ? 0 : ends[k - 1]]);
-  }
-  const auto squares = [](double a, double b) { return a + b * b; };
-  ends = best_cuts(units.size(), stages, stage_time(most), squares);
-  return layout_of(units, ends);
 }
 
 }  // namespace tapeline

@@ -43,20 +43,4 @@ std::string layout_text(const Layout& layout);
 // the first stage, depths and head on the last.
 Layout even_layout(int layers, int depths, int stages);
 
-// Measured per micro-batch: time of F, I and W together, and what F keeps.
-struct PartCosts {
-  double time = 0, memory = 0;
-};
-struct ModelCosts {
-  PartCosts embedding, head;
-  std::vector<PartCosts> layers, depths;
-};
-
-// The layout whose slowest stage is fastest, and among those the most even (the
-// least sum of squares), with no stage above `budget` of memory (<= 0: any).
-// InvalidArgument if there is none.
-absl::StatusOr<Layout> balanced_layout(const ModelCosts& costs, int stages,
-                                       double budget = 0,
-                                       bool depths_share_a_layer = true);
-
 }  // namespace tapeline

@@ -1,12 +1,8 @@
 #include "dist/pipeline/layout.h"
 
-#include <algorithm>
-#include <functional>
-#include <limits>
 #include <string>
 
 #include "gtest/gtest.h"
-#include "runtime/random.h"
 
 namespace tapeline {
 namespace {
@@ -106,106 +102,6 @@ TEST(Layout, B40_F11_EvenOnesHaveEachLayerOnceInOrder) {
     }
   }
   EXPECT_EQ(layout_text(even_layout(10, 0, 3)), "Etttt|ttt|tttL");
-}
-
-// --- Balancer against all cuts
-
-struct Best {
-  double longest = std::numeric_limits<double>::infinity();
-  double squares = 0;
-};
-
-double stage_time(const ModelCosts& c, const StageParts& s, bool memory) {
-  const auto of = [&](const PartCosts& p) {
-    return memory ? p.memory : p.time;
-  };
-  double sum = 0;
-  if (s.embedding) sum += of(c.embedding);
-  for (int i = 0; i < s.layers; ++i) sum += of(c.layers[s.first_layer + i]);
-  for (int i = 0; i < s.depths; ++i) sum += of(c.depths[s.first_depth + i]);
-  if (s.head) sum += of(c.head);
-  return sum;
-}
-
-Best measure(const ModelCosts& c, const Layout& layout, double budget) {
-  Best out{0, 0};
-  for (const StageParts& s : layout) {
-    const double t = stage_time(c, s, false);
-    if (budget > 0 && stage_time(c, s, true) > budget) return Best{};
-    out.longest = std::max(out.longest, t);
-    out.squares += t * t;
-  }
-  return out;
-}
-
-// Every string of the parts with |'s between them.
-Best brute_force(const ModelCosts& c, int stages, double budget,
-                 bool together) {
-  std::string parts = "E" + std::string(c.layers.size(), 't') +
-                      std::string(c.depths.size(), 'm') + "L";
-  Best best;
-  const std::function<void(std::string, size_t, int)> cut =
-      [&](std::string text, size_t at, int left) {
-        if (left == 0) {
-          const auto layout = parse_layout(text + parts.substr(at), "l",
-                                           {.depths_share_a_layer = together});
-          if (!layout.ok()) return;
-          const Best found = measure(c, *layout, budget);
-          if (found.longest < best.longest ||
-              (found.longest == best.longest && found.squares < best.squares)) {
-            best = found;
-          }
-          return;
-        }
-        for (size_t next = at; next <= parts.size(); ++next) {
-          cut(text + parts.substr(at, next - at) + "|", next, left - 1);
-        }
-      };
-  cut("", 0, stages - 1);
-  return best;
-}
-
-TEST(Balancer, TheSlowestStageCountsBeforeEvenness) {
-  const ModelCosts c{.embedding = {2}, .head = {1}, .layers = {{4}, {6}}};
-  // E|t|tL is more even: 2, 4, 7.
-  EXPECT_EQ(layout_text(balanced_layout(c, 3).value()), "Et|t|L");
-}
-
-TEST(Balancer, FindsTheBestOfAllCuts) {
-  const Random random(1, "layout");
-  uint64_t at = 0;
-  int refused = 0;
-  for (int n = 0; n < 200; ++n) {
-    const auto part = [&] {
-      return PartCosts{static_cast<double>(random.below(9, at++)),
-                       static_cast<double>(1 + random.below(4, at++))};
-    };
-    ModelCosts c{.embedding = part(), .head = part()};
-    c.layers.resize(random.below(6, at++));
-    c.depths.resize(random.below(3, at++));
-    for (PartCosts& p : c.layers) p = part();
-    for (PartCosts& p : c.depths) p = part();
-    const int stages = 1 + static_cast<int>(random.below(4, at++));
-    const bool together = random.below(2, at++) == 0;
-    const auto budget = static_cast<double>(random.below(3, at++) * 7);
-    const auto layout = balanced_layout(c, stages, budget, together);
-    const Best best = brute_force(c, stages, budget, together);
-    ASSERT_EQ(layout.ok(), best.longest < 1e9);
-    if (!layout.ok()) {
-      ++refused;
-      continue;
-    }
-    ASSERT_EQ(static_cast<int>(layout->size()), stages);
-    expect_whole(*layout, static_cast<int>(c.layers.size()),
-                 static_cast<int>(c.depths.size()));
-    const Best found = measure(c, *layout, budget);
-    EXPECT_EQ(found.longest, best.longest) << layout_text(*layout);
-    EXPECT_NEAR(found.squares, best.squares, 1e-9) << layout_text(*layout);
-    const LayoutRules rules{.depths_share_a_layer = together};
-    EXPECT_TRUE(parse_layout(layout_text(*layout), "l", rules).ok());
-  }
-  EXPECT_GT(refused, 5);
-  EXPECT_LT(refused, 100);
 }
 
 }  // namespace
