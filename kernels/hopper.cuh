@@ -104,6 +104,13 @@ __device__ inline uint32_t panel_offset(int row, int piece) {
                                ((piece ^ (row & 7)) << 4));
 }
 
+// 2^x, with an error of 2^-22; 0 where that is below 2^-126.
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // One lane of a warp that is not diverged, the same at each call.
 __device__ inline bool elect_one() {
   uint32_t elected;
@@ -256,12 +263,21 @@ struct Barrier {
         : "memory");
   }
 };
-// cp.async of this thread so far arrive on the barrier once they have landed,
-// as one of its counted arrivals.
-__device__ inline void arrive_after_cp_async(Barrier& barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                   shared_address(&barrier))
-               : "memory");
+// 16 bytes from global to shared memory; zeros unless `valid`. A thread waits
+// for its own copies, until no more than the last kLeft groups of them may be
+// on their way.
+__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+__device__ inline void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 // Makes initialised barriers visible to TMA and to the cluster.
 __device__ inline void fence_barriers() {

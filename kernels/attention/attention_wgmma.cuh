@@ -21,12 +21,6 @@ constexpr float kLog2e = 1.44269504f;
 constexpr int kLoaderRegisters = 24;
 constexpr int kMathRegisters = 240;
 
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Heads whose rows stay in L2 together are taken together: in each section all
 // tiles of its heads, heads side by side.
 struct Order {

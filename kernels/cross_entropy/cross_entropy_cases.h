@@ -38,6 +38,10 @@ inline const std::vector<CrossEntropyCase>& cross_entropy_cases() {
       {"rows_of_packs", 5, 256, Labels::kSome, 2, 0},
       {"packs_of_glm", 2, 154880, Labels::kSome, 3, 0},
       {"packs_of_qwen", 3, 151936, Labels::kSome, 20, 0},
+      // The ends of cross_entropy_plan()'s envelope, and one beyond.
+      {"fewest_packs", 3, 81928, Labels::kSome, 3, 0},
+      {"most_packs", 3, 163840, Labels::kSome, 3, 0},
+      {"too_many_packs", 1, 163848, Labels::kAll, 3, 0},
   };
   return cases;
 }

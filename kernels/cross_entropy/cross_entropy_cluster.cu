@@ -1,5 +1,6 @@
 // Loss and gradient in one launch (cross_entropy_fast.h): logits come from
-// memory once and go there once.
+// memory once and go there once. In between a thread has its packs in shared
+// memory, the first one in registers, and no other thread touches them.
 #include <utility>
 
 #include "kernels/cross_entropy/cross_entropy.h"
@@ -13,7 +14,6 @@ using namespace ce_detail;
 namespace cg = cooperative_groups;
 
 using Logits = Pack<bf16>;
-constexpr int kPacks = 5;  // whose loads are in flight together
 
 // Whole packs wait in fewer registers than their elements.
 __device__ Logits unpack(const uint4& bits) {
@@ -22,11 +22,17 @@ __device__ Logits unpack(const uint4& bits) {
   return v;
 }
 
-// One cluster a token.
+constexpr int shared_bytes(int64_t packs) {
+  return static_cast<int>((packs - 1) * kBlockThreads * sizeof(uint4));
+}
+
+// One cluster a token; the loads of a row are in flight together.
 __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
     forward_backward(Rows<bf16, 2> logits, Rows<const int32_t, 1> labels,
                      Rows<const float, 1> weight, Rows<float, 1> loss,
                      Rows<float, 1> lse) {
+  constexpr int kPacks = kMostPacks;
+  extern __shared__ uint4 shared[];
   __shared__ float2 parts[kRowWarps];
   const cg::cluster_group cluster = cg::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank());
@@ -47,25 +53,29 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
   auto started = cluster.barrier_arrive();  // so that others may write here
   // Before the cluster meets, as gradients are written after that.
   const float at_label = thread == 0 ? load(x[label]) : 0;
-  const auto read = [&](int j) { return reinterpret_cast<const uint4*>(x)[j]; };
+  const uint4* from = reinterpret_cast<const uint4*>(x) + thread;
+  const auto inside = [&](int k) { return thread + k * kRowThreads < packs; };
+  const auto place = [&](int k) {  // of a pack after the first
+    return shared + (k - 1) * kBlockThreads + threadIdx.x;
+  };
+  const uint4 first = __ldcs(from);  // a plan has more than one for all
+#pragma unroll
+  for (int k = 1; k < kPacks; ++k) {
+    if (inside(k)) {
+      copy_async(shared_address(place(k)), from + k * kRowThreads, true);
+    }
+    commit_copies();
+  }
   ExpSum<bf16> sum;
-  int j = thread;
-  for (; j + (kPacks - 1) * kRowThreads < packs; j += kPacks * kRowThreads) {
-    uint4 v[kPacks];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) v[p] = read(j + p * kRowThreads);
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) sum.add(unpack(v[p]), 0, Logits::kSize);
+  sum.add(unpack(first), 0, Logits::kSize);
+  const auto add = [&]<int k>() {
+    wait_copies<kPacks - 1 - k>();
+    if (inside(k)) sum.add(unpack(*place(k)), 0, Logits::kSize);
+  };
+  [&]<int... k>(std::integer_sequence<int, k...>) {
+    (add.template operator()<k + 1>(), ...);
   }
-  uint4 rest[kPacks - 1];
-#pragma unroll
-  for (int p = 0; p < kPacks - 1; ++p) {
-    if (j + p * kRowThreads < packs) rest[p] = read(j + p * kRowThreads);
-  }
-#pragma unroll
-  for (int p = 0; p < kPacks - 1; ++p) {
-    if (j + p * kRowThreads < packs) sum.add(unpack(rest[p]), 0, Logits::kSize);
-  }
+  (std::make_integer_sequence<int, kPacks - 1>());
   // Each block gets the parts of all, and joins them in the same order.
   sum.join_warp();
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -82,21 +92,13 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
   }
   const float w = weight(t);
   if (w == 0) return zeros();
-  for (j = thread; j < packs; j += kPacks * kRowThreads) {
-    uint4 v[kPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const int at = j + p * kRowThreads;
-      if (at < packs) v[p] = __ldcs(reinterpret_cast<const uint4*>(x) + at);
-    }
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const int at = j + p * kRowThreads;
-      if (at >= packs) continue;
-      store_pack_once<true>(
-          x, at, packs,
-          gradient(unpack(v[p]), label - at * Logits::kSize, z, w));
-    }
+  for (int k = 0; k < kPacks; ++k) {
+    if (!inside(k)) continue;
+    const int at = thread + k * kRowThreads;
+    store_pack_once<true>(x, at, packs,
+                          gradient(unpack(k == 0 ? first : *place(k)),
+                                   label - at * Logits::kSize, z, w));
   }
 }
 
@@ -106,12 +108,19 @@ void cross_entropy_clusters(Launch l, View<bf16> logits,
                             View<const int32_t> labels,
                             View<const float> weight, View<float> loss,
                             View<float> lse) {
+  const int bytes =
+      shared_bytes(cross_entropy_plan(true, true, logits.size(1)).packs);
+  static const cudaError_t opted_in = cudaFuncSetAttribute(
+      forward_backward, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      shared_bytes(kMostPacks));
+  CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kRowBlocks, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(kRowBlocks * logits.size(0)));
   config.blockDim = dim3(kBlockThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream_of(l);
   config.attrs = &cluster;
   config.numAttrs = 1;

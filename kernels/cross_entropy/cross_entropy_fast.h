@@ -10,12 +10,12 @@
 namespace tapeline::cuda {
 
 // A cluster of kRowBlocks blocks has a row, whose packs its threads take in
-// turn. They read it twice, the second time from the L2: so what the clusters
-// of a GPU have at once must stay there until then.
+// turn and keep, all but one in shared memory.
 inline constexpr int kRowBlocks = 4;
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kRowThreads = kRowBlocks * kBlockThreads;
 inline constexpr int kBlocksAtOnce = 3;  // on a processor
+inline constexpr int kMostPacks = 10;    // of a thread, so that as many fit
 
 struct CrossEntropyPlan {
   int64_t packs = 0;  // of a thread; 0: two kernels, each of which reads a row
@@ -30,15 +30,14 @@ struct CrossEntropyPlan {
   }
 };
 
-// `whole`: rows are whole packs on 16 bytes. An H200 has 92 such clusters at
-// once, and keeps 32 of its 50 MB of L2 for what they have read; clusters with
-// less to do would wait for each other more than for memory.
+// `whole`: rows are whole packs on 16 bytes. Clusters with less to do would
+// wait for each other more than for memory.
 inline CrossEntropyPlan cross_entropy_plan(bool bf16, bool whole,
                                            int64_t vocabulary) {
-  constexpr int64_t kPackElements = 8, kFewest = 6, kMost = 11;
+  constexpr int64_t kPackElements = 8, kFewest = 6;
   if (!bf16 || !whole) return {};
   const int64_t packs = ceil_div(vocabulary, kRowThreads * kPackElements);
-  if (packs < kFewest || packs > kMost) return {};
+  if (packs < kFewest || packs > kMostPacks) return {};
   return {packs};
 }
 

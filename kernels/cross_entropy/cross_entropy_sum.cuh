@@ -12,9 +12,11 @@
 
 #include "kernels/cross_entropy/cross_entropy_fast.h"
 #include "kernels/cuda_rows.cuh"
+#include "kernels/hopper.cuh"
 
 namespace tapeline::cuda::ce_detail {
 
+constexpr float kLog2e = 1.44269504f;
 constexpr int kRowWarps = kRowThreads / kWarp;
 static_assert(kRowWarps % kWarp == 0);
 
@@ -24,11 +26,12 @@ __device__ inline float plus(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double plus(double a, double b) { return __dadd_rn(a, b); }
 
 // exp of what is at most about 0. The fast instruction's error of 2^-21 (it
-// grows with the argument, where the result is small) vanishes in bf16 logits.
+// grows with the argument, where the result is small) vanishes in bf16 logits,
+// and so does what lies below 2^-126, which it takes for 0.
 template <class T>
 __device__ Accumulator<T> exp_of(Accumulator<T> x) {
   if constexpr (std::is_same_v<T, bf16>) {
-    return __expf(x);
+    return exp2_fast(product(x, kLog2e));
   } else {
     return exp(x);
   }

@@ -14,16 +14,13 @@
 namespace tapeline::cuda {
 namespace {
 
-using sparse_detail::commit_copies;
 using sparse_detail::compact_ids;
-using sparse_detail::copy_async;
 using sparse_detail::Gather;
 using sparse_detail::kPanelBytes;
 using sparse_detail::kTileKeys;
 using sparse_detail::pack_rows;
 using sparse_detail::store_panel;
 using sparse_detail::transpose_quad;
-using sparse_detail::wait_copies;
 
 constexpr int kThreads = 128;
 

@@ -10,13 +10,11 @@
 namespace tapeline::cuda {
 namespace {
 
-using sparse_detail::commit_copies;
 using sparse_detail::compact_ids;
 using sparse_detail::Gather;
 using sparse_detail::kPanelBytes;
 using sparse_detail::kPanels;
 using sparse_detail::kTileKeys;
-using sparse_detail::wait_copies;
 static_assert(kLossAttentionDim == kMlaDim && kLossMaxIds == kMlaMaxIds);
 
 constexpr int kThreads = 384;
@@ -121,7 +119,7 @@ __device__ __forceinline__ void score_tiles(ForwardShared<kIndexPanels>& s,
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int i = 4 * j + 2 * half + e, column = 2 * j + e;
-          target += sparse_detail::exp2_fast(fmaf(p[i], scale2, -lse2[column]));
+          target += exp2_fast(fmaf(p[i], scale2, -lse2[column]));
           if constexpr (kIndex) {
             // Keeps NaN.
             const float open = index[i] < 0 ? 0.0f : index[i];

@@ -15,12 +15,6 @@ constexpr int kValuePanels = kMlaValueDim / 64;  // its first ones
 constexpr int kTileKeys = 64;
 constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of 64 rows
 
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Boxes of 64 heads by 64 columns. A stride that is never taken may be
 // anything, but not for TMA.
 inline CUtensorMap heads_map(const View<const bf16>& x_THD) {
@@ -31,21 +25,6 @@ inline CUtensorMap heads_map(const View<const bf16>& x_THD) {
   return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x_THD.data,
                     {dim, heads, tokens}, {head_stride * 2, stride * 2},
                     {64, kMlaHeads, 1});
-}
-
-// 16 bytes from global to shared memory; zeros unless `valid`.
-__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
-  asm volatile(
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
-      "l"(from), "r"(valid ? 16 : 0)
-      : "memory");
-}
-__device__ inline void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kLeft>
-__device__ inline void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
 // Writes the ids of a row that are key rows side by side, in order, and (where

@@ -4,7 +4,7 @@
     run_gpu_tests.sh [--filter=PATTERN] [--xml=FILE] [--log=FILE]
                      [--timeout=SECONDS] [--limit=SECONDS]
                      [--sanitizer=memcheck|racecheck|initcheck|synccheck]
-                     [--jobs=N]
+                     [--jobs=N] [--tests_per_process=N]
 
 A test that ends the process, or takes longer than --timeout, has failed, and
 the tests after it run in a new process. With --limit tests still to come when
@@ -15,8 +15,9 @@ last line is "N passed, N failed, N skipped". Tests of two GPUs are left out whe
 there is one.
 
 With --sanitizer the ops' tests run under that tool of compute-sanitizer, small
-cases alone, each op in a process of its own and --jobs of them at a time. A
-report is a failure. Exit codes: 0, all passed; 1, some failed, were skipped or not run;
+cases alone, each op in processes of its own, which have at most
+--tests_per_process tests, --jobs of them at a time. A report is a failure.
+Exit codes: 0, all passed; 1, some failed, were skipped or not run;
 3, no GPU.
 """
 
@@ -57,6 +58,14 @@ NOT_SMALL = ["*FiniteDifferences*", "*IsTheDerivative*", "Large*", "Repeat*",
 # initcheck does not see what bulk stores (cp.async.bulk) write, and cuBLASLt
 # writes with them: these tests read that on the device.
 BULK_STORES = ["Matmul*"]
+
+
+def positive(text):
+    """Returns what a flag says, or lets argparse refuse it."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
 
 
 def gpus():
@@ -247,10 +256,15 @@ class Run:
             # Calls that fail and are asked again are no faults.
             command += ["--report-api-errors", "no"]
         with concurrent.futures.ThreadPoolExecutor(self._options.jobs) as pool:
-            # The longest first.
-            runs = [pool.submit(self.all_of, binary, ops[op],
+            # First a part of every op, of those with many parts before others.
+            size = self._options.tests_per_process
+            parts = [(first, op) for op in ops
+                     for first in range(0, len(ops[op]), size)]
+            parts.sort(key=lambda part: (part[0], -len(ops[part[1]])))
+            runs = [pool.submit(self.all_of, binary,
+                                ops[op][first:first + size],
                                 command + [binary], op)
-                    for op in sorted(ops, key=lambda op: -len(ops[op]))]
+                    for first, op in parts]
         for run in runs:
             run.result()  # or what it met
 
@@ -287,7 +301,8 @@ def main():
     parser.add_argument("--limit", type=float, default=float("inf"))
     parser.add_argument("--sanitizer", choices=[
         "memcheck", "racecheck", "initcheck", "synccheck"])
-    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--jobs", type=positive, default=8)
+    parser.add_argument("--tests_per_process", type=positive, default=1000)
     options = parser.parse_args()
 
     unpack()

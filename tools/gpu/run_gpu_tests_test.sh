@@ -86,4 +86,10 @@ expect 0 '3 passed, 0 failed, 0 skipped' --sanitizer=racecheck
 REPORTS=4 expect 1 'memcheck: 2 processes with reports' --sanitizer=memcheck
 REPORTS=4 expect 1 'memcheck found in norm: ERROR SUMMARY: 4 errors' \
   --sanitizer=memcheck
+# An op's tests may be spread over processes.
+REPORTS=4 expect 1 'memcheck: 3 processes with reports' --sanitizer=memcheck \
+  --tests_per_process=1
+expect 0 '3 passed, 0 failed, 0 skipped' --sanitizer=racecheck \
+  --tests_per_process=1
+expect 2 '' --tests_per_process=0
 BROKEN=Loop.Table expect 1 '2 passed, 1 failed, 0 skipped' --sanitizer=synccheck
