@@ -198,17 +198,27 @@ void expect_rows_of_the_cpu(int64_t tokens, int64_t vocabulary, int64_t width,
                                     : u * static_cast<double>(vocabulary));
   }
   const std::vector<bf16> dy = normal<bf16>(tokens * width, 1);
-  std::vector<float> sums = normal<float>(vocabulary * width, 2);
-  const Tensor dtable = Tensor::from(sums, {vocabulary, width});
-  embedding_backward<bf16>(launch(),
-                           read<int32_t>(Tensor::from(chosen, {tokens})),
-                           read<bf16>(Tensor::from(dy, {tokens, width})),
-                           write<float>(dtable), kPadding);
+  const std::vector<float> before = normal<float>(vocabulary * width, 2);
+  std::vector<float> sums = before;
   Threads cpu(1);
   embedding_backward<bf16>(cpu, view_of(chosen, {tokens}),
                            view_of(dy, {tokens, width}),
                            view_of(sums, {vocabulary, width}), kPadding);
-  EXPECT_TRUE(Bitwise(dtable.to_vector<float>(), sums));
+  const size_t needed =
+      embedding_backward_workspace_bytes(launch(), tokens, vocabulary);
+  ASSERT_GT(needed, 0u);
+  const Tensor workspace = bytes(needed);
+  workspace.fill(0x7f);
+  for (std::byte* given :
+       {static_cast<std::byte*>(nullptr), data_of(workspace)}) {
+    const Tensor dtable = Tensor::from(before, {vocabulary, width});
+    embedding_backward<bf16>(launch(),
+                             read<int32_t>(Tensor::from(chosen, {tokens})),
+                             read<bf16>(Tensor::from(dy, {tokens, width})),
+                             write<float>(dtable), kPadding, given);
+    EXPECT_TRUE(Bitwise(dtable.to_vector<float>(), sums))
+        << (given == nullptr ? "without" : "with") << " a workspace";
+  }
 }
 
 TEST(RealSizes, EmbeddingBackward) {
