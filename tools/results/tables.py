@@ -128,8 +128,6 @@ STALLS = {
 
 # What no profile says.
 NOTES = {
-    "cross_entropy_fwdbwd": "counted as one read and one write of the logits; a row, 300 KB, does not fit into a processor, so that the "
-    "four blocks that share it read it again from the L2, and wait for each other in between",
     "layernorm_fwd": "a copy of as many bytes takes 10.8 us (lines `copy` of the profiles), so 0.73 is the most",
     "layernorm_bwd": "a copy of as many bytes takes 14.7 us (lines `copy` of the profiles), so 0.81 is the most; a kernel more adds the "
     "blocks' sums of dw and db",
