@@ -18,7 +18,7 @@ With --sanitizer the ops' tests run under that tool of compute-sanitizer, small
 cases alone, each op in processes of its own, which have at most
 --tests_per_process tests, --jobs of them at a time. A report is a failure.
 Exit codes: 0, all passed; 1, some failed, were skipped or not run;
-3, no GPU.
+2, a flag is wrong or chooses no test, or a program is missing; 3, no GPU.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +141,7 @@ class Process:
         self.results = {}  # name -> (result, seconds, text)
         self.loops = collections.defaultdict(list)  # name -> (run, cases)
         self.reports = []  # of a sanitizer
+        self.summed_up = False  # by a sanitizer
         self.running = None
         self.late = False
         self._timeout = timeout
@@ -182,6 +184,7 @@ class Process:
             self.running = None
             self._begin = time.monotonic()
         elif match := REPORT.match(line):
+            self.summed_up = True
             if match[1] != "0":
                 self.reports.append(line)
         elif match := CASES.match(line):
@@ -214,6 +217,7 @@ class Run:
         self.results = {}  # name -> (result, seconds, text)
         self.loops = {}
         self.reports = collections.Counter()  # of what, of a sanitizer
+        self.ends = []  # of processes that failed after their tests
         self.no_gpu = False
         self._options = options
         self._deadline = time.monotonic() + options.limit
@@ -236,6 +240,14 @@ class Run:
                 self.loops.update(process.loops)
                 for line in process.reports:
                     self.reports[f"{label}: {line.strip('= ')}"] += 1
+                results = {result for result, _, _ in process.results.values()}
+                if results and "FAILED" not in results and not process.late:
+                    if process.code != 0 and not process.reports:
+                        self.ends.append(f"{label}: a process ended with "
+                                         f"{process.code} after its tests")
+                    elif self._options.sanitizer and not process.summed_up:
+                        self.ends.append(f"{label}: {self._options.sanitizer} "
+                                         "did not sum up")
             before = len(left)
             left = [name for name in left if name not in process.results]
             if len(left) == before:
@@ -305,6 +317,13 @@ def main():
     parser.add_argument("--tests_per_process", type=positive, default=1000)
     options = parser.parse_args()
 
+    needed = options.binary + (["compute-sanitizer"] if options.sanitizer
+                               else [])
+    for program in needed:
+        if not shutil.which(program):
+            print(f"{program} is not there, or is no program",
+                  file=sys.stderr)
+            return 2
     unpack()
     pattern = options.filter
     for golden, tests in LARGE.items():
@@ -324,6 +343,9 @@ def main():
             print("no GPU", file=sys.stderr)
             return NO_GPU
     tests.finish()
+    if not tests.names:
+        print(f"no test is called {options.filter}", file=sys.stderr)
+        return 2
     names, results = tests.names, tests.results
 
     suites = collections.defaultdict(collections.Counter)
@@ -351,6 +373,8 @@ def main():
         write_xml(options.xml, names, results)
     for report, times in sorted(tests.reports.items()):
         print(f"{options.sanitizer} found in {report} ({times} processes)")
+    for end in tests.ends:
+        print(end)
     if options.sanitizer:
         print(f"{options.sanitizer}: {sum(tests.reports.values())} processes "
               "with reports")
@@ -358,7 +382,7 @@ def main():
     print(f"{total['OK']} passed, {total['FAILED']} failed, "
           f"{total['SKIPPED']} skipped")
     return 1 if (total["FAILED"] or total["SKIPPED"] or differ or
-                 tests.reports) else 0
+                 tests.reports or tests.ends) else 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ tests = [("Loop", "Table", "/w/kernels/norm/norm_test.cc", None),
 if sys.argv[0].endswith("child_tests"):
     tests = [("Steady", "Step", "tests/gpu/steady_step_test.cc", None),
              ("TwoGpus", "Agree", "tests/gpu/pipeline_test.cc", None)]
+if "=Nothing" in " ".join(sys.argv):
+    tests = []
 tests = [t for t in tests if "TwoGpus" not in t or "-TwoGpus.*" not in
          " ".join(sys.argv)]
 for flag in sys.argv[1:]:
@@ -35,6 +37,7 @@ for s, n, f, v in tests:
         print(f"[  CASES   ] {os.environ.get('FINISHED', '3')} of 3")
     result = "  FAILED  " if name == os.environ.get("BROKEN") else "       OK "
     print(f"[{result}] {name}{', where' if 'F' in result else ''} (1 ms)")
+sys.exit(int(os.environ.get("END", "0")))
 FAKE
 cat > nvidia-smi <<'FAKE'
 #!/bin/sh
@@ -45,7 +48,9 @@ cat > compute-sanitizer <<'FAKE'
 echo "========= COMPUTE-SANITIZER"
 while [ "$1" != ./gpu_tests ]; do shift; done
 "$@"
-echo "========= ERROR SUMMARY: ${REPORTS:-0} errors"
+code=$?
+[ -n "${SILENT:-}" ] || echo "========= ERROR SUMMARY: ${REPORTS:-0} errors"
+exit $code
 FAKE
 chmod +x gpu_tests nvidia-smi compute-sanitizer
 cp gpu_tests child_tests
@@ -80,6 +85,15 @@ BROKEN=Cases/Param.Equals/large expect 1 \
   'route: cases run 1 / cases in tables 2, which differ'
 # What was not asked for may be missing.
 expect 0 'route: cases run 0 / cases in tables 2' --filter='Tape*'
+# But something must be asked for.
+expect 2 '' --filter='Nothing*'
+expect 2 '' --filter='Nothing*' --sanitizer=memcheck
+# A program that is not there, and one that fails after its tests.
+expect 2 '' --binary ./missing
+END=6 expect 1 './gpu_tests: a process ended with 6 after its tests'
+END=6 expect 1 'norm: a process ended with 6 after its tests' \
+  --sanitizer=racecheck
+SILENT=1 expect 1 'route: memcheck did not sum up' --sanitizer=memcheck
 # Under a sanitizer: ops alone, and a report is a failure.
 expect 0 'initcheck: 0 processes with reports' --sanitizer=initcheck
 expect 0 '3 passed, 0 failed, 0 skipped' --sanitizer=racecheck
