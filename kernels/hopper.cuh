@@ -1,5 +1,6 @@
-// Hopper's own instructions, one thin function each: bulk tensor copies (TMA),
-// the barriers they complete on, and warpgroup matrix multiplies (wgmma).
+// Instructions that C++ has no name for, one thin function each: bulk tensor
+// copies (TMA), the barriers they complete on, warpgroup matrix multiplies
+// (wgmma), and of older ones asynchronous copies and 2^x.
 //
 // The words of PTX: an address is a 32-bit one of shared memory
 // (shared_address). "Async proxy" is the path by which TMA and wgmma touch
@@ -104,7 +105,9 @@ __device__ inline uint32_t panel_offset(int row, int piece) {
                                ((piece ^ (row & 7)) << 4));
 }
 
-// 2^x, with an error of 2^-22; 0 where that is below 2^-126.
+constexpr float kLog2e = 1.44269504f;  // e^x is 2^(kLog2e x)
+
+// 2^x, with a relative error of 2^-22; 0 where that is below 2^-126.
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -15,7 +15,6 @@ namespace tapeline::cuda::attention_detail {
 
 constexpr int kThreads = 384;  // two warpgroups multiply, one loads
 constexpr int kLoader = 2;
-constexpr float kLog2e = 1.44269504f;
 
 // 168 a thread at launch: 384 * 168 = 128 * 24 + 256 * 240.
 constexpr int kLoaderRegisters = 24;

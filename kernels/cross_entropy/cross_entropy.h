@@ -12,7 +12,7 @@
 //   fp32 (fp64); softmax in fp32 (fp64), each dlogit rounded once
 // Label -100 is ignored: loss and lse are 0, its dlogits are 0 and its logits
 // are never read, so padding may hold anything. w = 0 also gives exact zeros.
-// Any other label outside of [0, V) is a CHECK failure.
+// Any other label outside of [0, V) is a CHECK failure on the CPU.
 // -inf logits have probability 0. A row that overflowed (+inf or NaN among its
 // logits, or nothing but -inf) gets a loss that is not finite: no error hides.
 // loss and lse are overwritten. Rows may be strided, the elements of a row are
@@ -20,8 +20,8 @@
 // simd_math.h.
 // Bandwidth-bound: forward reads T V twice (the second time from a cache if the
 // row fits), backward reads and writes T V, and so does forward_backward where
-// a row stays in a cache. scale rounds a dlogit again; a factor of 1, which is
-// read where the kernel runs, moves and changes nothing.
+// a row stays in a cache or in shared memory. scale rounds a dlogit again; a
+// factor of 1, which is read where the kernel runs, moves and changes nothing.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ struct CrossEntropyCase {
   int64_t tokens, vocabulary;
   Labels labels;
   float spread;     // standard deviation of the logits
-  int64_t gap = 3;  // elements between rows; 0: rows may be whole packs
+  int64_t gap = 3;  // elements between rows; of 0 and 8 rows are whole packs
 };
 
 inline std::ostream& operator<<(std::ostream& out, const CrossEntropyCase& c) {
@@ -42,6 +42,7 @@ inline const std::vector<CrossEntropyCase>& cross_entropy_cases() {
       {"fewest_packs", 3, 81928, Labels::kSome, 3, 0},
       {"most_packs", 3, 163840, Labels::kSome, 3, 0},
       {"too_many_packs", 1, 163848, Labels::kAll, 3, 0},
+      {"packs_apart", 3, 151936, Labels::kAll, 3, 8},
   };
   return cases;
 }

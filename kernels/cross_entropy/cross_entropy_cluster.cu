@@ -6,6 +6,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cross_entropy/cross_entropy_sum.cuh"
+#include "kernels/hopper.cuh"
 
 namespace tapeline::cuda {
 namespace {
@@ -22,10 +23,6 @@ __device__ Logits unpack(const uint4& bits) {
   return v;
 }
 
-constexpr int shared_bytes(int64_t packs) {
-  return static_cast<int>((packs - 1) * kBlockThreads * sizeof(uint4));
-}
-
 // One cluster a token; the loads of a row are in flight together.
 __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
     forward_backward(Rows<bf16, 2> logits, Rows<const int32_t, 1> labels,
@@ -34,6 +31,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
   constexpr int kPacks = kMostPacks;
   extern __shared__ uint4 shared[];
   __shared__ float2 parts[kRowWarps];
+  static_assert(sizeof(parts) == kWarpSumBytes && sizeof(uint4) == 16);
   const cg::cluster_group cluster = cg::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank());
   const int thread = rank * kBlockThreads + static_cast<int>(threadIdx.x);
@@ -109,10 +107,10 @@ void cross_entropy_clusters(Launch l, View<bf16> logits,
                             View<const float> weight, View<float> loss,
                             View<float> lse) {
   const int bytes =
-      shared_bytes(cross_entropy_plan(true, true, logits.size(1)).packs);
+      pack_bytes(cross_entropy_plan(true, true, logits.size(1)).packs);
   static const cudaError_t opted_in = cudaFuncSetAttribute(
       forward_backward, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      shared_bytes(kMostPacks));
+      pack_bytes(kMostPacks));
   CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;

@@ -15,7 +15,20 @@ inline constexpr int kRowBlocks = 4;
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kRowThreads = kRowBlocks * kBlockThreads;
 inline constexpr int kBlocksAtOnce = 3;  // on a processor
-inline constexpr int kMostPacks = 10;    // of a thread, so that as many fit
+
+// Of shared memory, for a block whose threads have so many packs, with the sums
+// of the row's warps and the KB that CUDA takes for itself.
+inline constexpr int kWarpSumBytes = kRowThreads / 32 * 8;
+constexpr int pack_bytes(int64_t packs) {
+  return static_cast<int>(packs - 1) * kBlockThreads * 16;
+}
+constexpr int block_bytes(int64_t packs) {
+  return pack_bytes(packs) + kWarpSumBytes + 1024;
+}
+// As many as leave room for kBlocksAtOnce in a processor's 228 KB.
+inline constexpr int kMostPacks = 10;
+static_assert(kBlocksAtOnce * block_bytes(kMostPacks) <= 228 << 10);
+static_assert(kBlocksAtOnce * block_bytes(kMostPacks + 1) > 228 << 10);
 
 struct CrossEntropyPlan {
   int64_t packs = 0;  // of a thread; 0: two kernels, each of which reads a row

@@ -16,7 +16,6 @@
 
 namespace tapeline::cuda::ce_detail {
 
-constexpr float kLog2e = 1.44269504f;
 constexpr int kRowWarps = kRowThreads / kWarp;
 static_assert(kRowWarps % kWarp == 0);
 
@@ -25,9 +24,9 @@ __device__ inline double product(double a, double b) { return __dmul_rn(a, b); }
 __device__ inline float plus(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double plus(double a, double b) { return __dadd_rn(a, b); }
 
-// exp of what is at most about 0. The fast instruction's error of 2^-21 (it
-// grows with the argument, where the result is small) vanishes in bf16 logits,
-// and so does what lies below 2^-126, which it takes for 0.
+// exp of what is at most about 0. For bf16 by exp2_fast(), whose error, and
+// that of the product before it (2^-24 of the exponent, so more where the
+// result is small), vanish in the rounding of the logits.
 template <class T>
 __device__ Accumulator<T> exp_of(Accumulator<T> x) {
   if constexpr (std::is_same_v<T, bf16>) {

@@ -1,6 +1,7 @@
 // y[t] = table[ids[t]]
 //
-//   ids [T] int32, each in [0, V) (CHECK)    table [V, D], y, dy [T, D] T
+//   ids [T] int32, each in [0, V) (CHECK on the CPU)
+//   table [V, D], y, dy [T, D] T
 //   dtable [V, D] Accumulator<T>
 //   backward  dtable[ids[t]] += dy[t] in order of tokens; nothing for tokens of
 //             padding_id. Accumulates.

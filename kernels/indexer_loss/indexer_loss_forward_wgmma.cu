@@ -58,7 +58,6 @@ __device__ __forceinline__ void score_tiles(ForwardShared<kIndexPanels>& s,
                                             int head0, int group, int tiles,
                                             int panel) {
   constexpr int kOfTile = kPanels + (kIndex ? kIndexPanels : 0);
-  constexpr float kLog2e = 1.44269504f;
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % kWarp, warp = tid % 128 / kWarp, c = lane % 4;
   float lse2[16], w[16];  // of this thread's columns

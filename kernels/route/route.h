@@ -7,11 +7,11 @@
 //
 // Rows are ordered by expert, then token, then slot: a stable counting sort, so
 // the order never depends on threads or on the other experts' load.
-// R, the capacity, is at least the number of ids that are not -1 (CHECK). All
-// int32; everything is overwritten. One pass to count and one to place, on the
-// calling thread: the copies that follow move 1000 times more. `workspace` is
-// aligned to 16 bytes; without one, a GPU counts in the shared memory of eight
-// of its processors alone.
+// R, the capacity, is at least the number of ids that are not -1 (CHECK on the
+// CPU). All int32; everything is overwritten. One pass to count and one to
+// place, on the calling thread: the copies that follow move 1000 times more.
+// `workspace` is aligned to 16 bytes; without one, a GPU counts in the shared
+// memory of eight of its processors alone.
 #pragma once
 
 #include <cstddef>

@@ -73,7 +73,6 @@ __device__ __forceinline__ void backward_group(BackwardShared& s,
   const int64_t row_of_ids = static_cast<int64_t>(t) * x.slots;
   const int lane = tid % 32, warp = tid % 128 / 32, c = lane % 4;
   const int row = warp * 16 + lane / 4;  // and row + 8
-  constexpr float kLog2e = 1.44269504f;
   // delta = do . o, a warp a row.
   for (int h = tid / 32; h < kMlaHeads; h += 8) {
     float sum = 0;

@@ -462,10 +462,16 @@ TEST(Bench, MeasuresAForwardAndBackwardPass) {
                        "--batch", "2",          "--seq",
                        "32",      "--fwd_bwd",  "--warmup",
                        "1",       "--repeats=3"};
-  const ChildResult r = tapeline_run(bench + Words{"--json"});
+  // Somewhere without a git checkout.
+  const ChildResult r = tapeline_run(
+      bench + Words{"--json"}, {.environment = {{"TAPELINE_COMMIT", "0123abc"}},
+                                .folder = folder.path()});
   ASSERT_EQ(r.code, 0) << r.err;
   const Json json = json_of(r.out);
   EXPECT_EQ(keys(json)[0], "schema");
+  const Json& made_by = *json.find("provenance");
+  EXPECT_EQ(made_by.find("commit")->string(), "0123abc");
+  EXPECT_EQ(made_by.find("command_line")->array()[0].string(), "bench");
   const auto number = [&](const char* key) { return json.find(key)->number(); };
   std::vector<double> all;
   for (const Json& ms : json.find("ms_all")->array()) {

@@ -6,6 +6,7 @@
     python3 tools/results/tables.py memory FILE.jsonl      # memory.sh
     python3 tools/results/tables.py passes FILE.jsonl      # tapeline bench
     python3 tools/results/tables.py pipeline FILE.jsonl    # stages, messages, runs
+    python3 tools/results/tables.py sanitizers FILE.jsonl  # compute-sanitizer
     python3 tools/results/tables.py misses FILE.jsonl      # what has to be profiled
     python3 tools/results/tables.py kernels FILE.jsonl [PROFILES.jsonl]
 
@@ -246,6 +247,31 @@ def passes(path):
             print(f"| `{name}` | {x['calls']} | {x['us'] / 1e3:.1f} |")
 
 
+def sanitizers(path):
+    """Lines of runs; "all_tests" are what there is to run, and "passed_tests" name what passed: suite -> cases."""
+    rows = [json.loads(line) for line in open(path)]
+    print("| tool | commit | what | tests | passed | failed | not reached | reports |\n|---|---|---|---|---|---|---|---|")
+    for r in rows:
+        if "commit" in r and "tests" in r:
+            print(f"| {r['tool']} | {r['commit']} | {r['what']} | {r['tests']} | {r['passed']} | {r['failed']} "
+                  f"| {r['tests'] - r['passed'] - r['failed']} | {r.get('reports', '')} |")
+
+    def names(tests):
+        return {f"{suite}.{case}" for suite, cases in tests.items() for case in cases}
+
+    there = set().union(*(names(r["all_tests"]) for r in rows if "all_tests" in r))
+    passed = set().union(*(names(r["passed_tests"]) for r in rows if r["tool"] == "racecheck" and "passed_tests" in r))
+    left = sorted(there - passed)
+    print(f"\nOf {len(there)} tests {len(there) - len(left)} have passed under racecheck with the instructions that their kernels have now."
+          + (f" The {len(left)} others:\n" if left else ""))
+    suites = {}
+    for name in left:
+        suite, _, case = name.partition(".")
+        suites.setdefault(suite, []).append(case)
+    for suite, cases in suites.items():
+        print(f"- {suite}: {', '.join(cases)}")
+
+
 def pipeline(path):
     """Lines {"stages": bench --stages}, {"messages": bench --messages}, {"simulated": schedule --stage_cost} and
     {"run", "model", "schedule", "micro_batches", "row": a step of metrics.jsonl}; schedule "one": one GPU, plain loop;
@@ -319,5 +345,25 @@ def pipeline(path):
               + " ".join(f"{b / 2**30:.1f}" for b in later[-1]["rank_peak_bytes"]) + " |")
 
 
-{"training": training, "pipeline": pipeline, "passes": passes, "benchmark": benchmark,
- "memory": memory, "kernels": kernels, "misses": misses}[sys.argv[1]](*sys.argv[2:])
+KINDS = {"training": training, "pipeline": pipeline, "passes": passes, "benchmark": benchmark, "memory": memory,
+         "kernels": kernels, "misses": misses, "sanitizers": sanitizers}
+
+
+def main():
+    if len(sys.argv) < 3 or sys.argv[1] not in KINDS:
+        sys.exit("usage: tables.py KIND FILE [PROFILES], KIND one of " + ", ".join(KINDS))
+    try:
+        for path in sys.argv[2:]:
+            text = open(path).read().strip()
+            if not text:
+                sys.exit(f"{path}: is empty")
+            for line in [text] if sys.argv[1] == "benchmark" else text.splitlines():
+                json.loads(line)
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}")
+    except json.JSONDecodeError as error:
+        sys.exit(f"{path}: is no JSON, or was cut off: {error}")
+    KINDS[sys.argv[1]](*sys.argv[2:])
+
+
+main()

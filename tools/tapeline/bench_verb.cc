@@ -22,6 +22,7 @@
 #include "tools/train/bench.h"
 #include "tools/train/bench_pipeline.h"
 #include "tools/train/open_device.h"
+#include "tools/train/provenance.h"
 #include "tools/train/run_options.h"
 #include "tools/train/spawn.h"
 
@@ -178,7 +179,15 @@ int bench_verb(const Arguments& arguments) {
         write_file_atomic(user_path(trace), chrome_trace(*report->traced));
     if (!written.ok()) return fail(kExitDisk, written);
   }
-  std::cout << (json ? to_json(*report).dump() + "\n" : to_text(*report));
+  if (!json) {
+    std::cout << to_text(*report);
+    return end_output();
+  }
+  Json out = to_json(*report);
+  out["provenance"] =
+      provenance(command_line(), static_cast<uint64_t>(loaded->seed),
+                 Device::current().threads().threads());
+  std::cout << out.dump() << "\n";
   return end_output();
 }
 

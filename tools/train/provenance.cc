@@ -3,11 +3,14 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <ctime>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "runtime/cuda_device.h"
+#include "runtime/device.h"
 #include "runtime/file.h"
 
 namespace tapeline {
@@ -22,7 +25,10 @@ std::string first_line(const std::string& path) {
 // The commit checked out in the folder or one above it.
 Json commit_of(std::string folder) {
   while (!is_directory(join_path(folder, ".git"))) {
-    if (folder == "/" || folder == ".") return nullptr;
+    if (folder == "/" || folder == ".") {
+      const char* given = std::getenv("TAPELINE_COMMIT");
+      return given == nullptr ? Json() : Json(given);
+    }
     folder = parent_path(folder);
   }
   const std::string git = join_path(folder, ".git");
@@ -76,6 +82,13 @@ Json provenance(const std::vector<std::string>& command_line, uint64_t seed,
   json["processors"] = static_cast<int64_t>(sysconf(_SC_NPROCESSORS_ONLN));
   json["memory_bytes"] =
       static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  if (Device::current().kind() == DeviceKind::kCuda) {
+    if (const auto gpu = cuda_properties(); gpu.ok()) {
+      json["device"] = gpu->name;
+      json["device_uuid"] = gpu->uuid;
+      json["cuda_driver"] = gpu->driver;
+    }
+  }
   return json;
 }
 

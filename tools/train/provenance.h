@@ -9,9 +9,10 @@
 
 namespace tapeline {
 
-// command line, seed, compiler and flags, commit of the sources where the build
-// or a surrounding git checkout tells it, host, processors, memory.
-// No environment variables: they hold secrets.
+// command line, seed, compiler and flags, commit of a surrounding git checkout
+// or else TAPELINE_COMMIT, host, processors, memory; of the current device, if
+// it is a GPU, name, UUID and the CUDA that its driver serves. No other
+// environment variables: they hold secrets.
 Json provenance(const std::vector<std::string>& command_line, uint64_t seed,
                 int threads);
 
