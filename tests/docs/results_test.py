@@ -80,6 +80,12 @@ class Results(unittest.TestCase):
         with self.assertRaises(AssertionError):
             self.expect_in(lines[::-1], page)
 
+    def expect_one_line(self, script, *words):
+        code, out, error = output(script, *words)
+        self.assertNotEqual(code, 0)
+        self.assertEqual(out, "")
+        self.assertEqual(error.count("\n"), 1, error)
+
     def test_bad_input_is_one_line(self):
         with tempfile.TemporaryDirectory() as folder:
             cut = pathlib.Path(folder) / "cut.jsonl"
@@ -90,10 +96,10 @@ class Results(unittest.TestCase):
                           *[[kind, file] for kind in WHOLE + ("training", "benchmark", "misses")
                             for file in (cut, empty)]):
                 with self.subTest(words):
-                    code, out, error = output("tables.py", *words)
-                    self.assertNotEqual(code, 0)
-                    self.assertEqual(out, "")
-                    self.assertNotIn("Traceback", error)
+                    self.expect_one_line("tables.py", *words)
+            for words in ([], [cut, 1, 1], [empty, 1, 1], [cut.with_name("none"), 1, 1], [cut, "fast", 1]):
+                with self.subTest(words):
+                    self.expect_one_line("floors.py", *words)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ With --sanitizer the ops' tests run under that tool of compute-sanitizer, small
 cases alone, each op in processes of its own, which have at most
 --tests_per_process tests, --jobs of them at a time. A report is a failure.
 Exit codes: 0, all passed; 1, some failed, were skipped or not run;
-2, a flag is wrong or chooses no test, or a program is missing; 3, no GPU.
+2, a flag is wrong or chooses no test, a program or a folder is missing, or an
+archive is broken; 3, no GPU.
 """
 
 import argparse
@@ -65,6 +66,14 @@ def positive(text):
     """Returns what a flag says, or lets argparse refuse it."""
     value = int(text)
     if value < 1:
+        raise ValueError
+    return value
+
+
+def seconds(text):
+    """As positive(), of seconds."""
+    value = float(text)
+    if not value > 0:
         raise ValueError
     return value
 
@@ -309,8 +318,8 @@ def main():
     parser.add_argument("--filter", default="*")
     parser.add_argument("--xml")
     parser.add_argument("--log", default=os.devnull)
-    parser.add_argument("--timeout", type=float, default=120)
-    parser.add_argument("--limit", type=float, default=float("inf"))
+    parser.add_argument("--timeout", type=seconds, default=120)
+    parser.add_argument("--limit", type=seconds, default=float("inf"))
     parser.add_argument("--sanitizer", choices=[
         "memcheck", "racecheck", "initcheck", "synccheck"])
     parser.add_argument("--jobs", type=positive, default=8)
@@ -324,7 +333,19 @@ def main():
             print(f"{program} is not there, or is no program",
                   file=sys.stderr)
             return 2
-    unpack()
+    for path in filter(None, (options.log, options.xml)):
+        try:
+            with open(path, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            print(f"{path}: {error.strerror}", file=sys.stderr)
+            return 2
+    try:
+        unpack()
+    except (OSError, lzma.LZMAError, tarfile.TarError, EOFError) as error:
+        print(f"tests/data: an archive cannot be unpacked: {error}",
+              file=sys.stderr)
+        return 2
     pattern = options.filter
     for golden, tests in LARGE.items():
         if not os.path.isdir("tests/data/" + golden):

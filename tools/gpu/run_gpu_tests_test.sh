@@ -90,6 +90,13 @@ expect 2 '' --filter='Nothing*'
 expect 2 '' --filter='Nothing*' --sanitizer=memcheck
 # A program that is not there, and one that fails after its tests.
 expect 2 '' --binary ./missing
+expect 2 '' --log=missing/log
+expect 2 '' --xml=missing/xml
+expect 2 '' --timeout=0
+expect 2 '' --limit=nan
+echo broken > tests/data/broken.tar.xz
+expect 2 ''
+rm tests/data/broken.tar.xz
 END=6 expect 1 './gpu_tests: a process ended with 6 after its tests'
 END=6 expect 1 'norm: a process ended with 6 after its tests' \
   --sanitizer=racecheck

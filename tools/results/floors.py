@@ -104,11 +104,17 @@ def purpose(name):
 
 
 def main():
-    copy, gemm = float(sys.argv[2]) * 1e9, float(sys.argv[3]) * 1e12
-    for line in open(sys.argv[1], encoding="utf-8"):
-        row = json.loads(line)
-        if "kernels" not in row:
-            continue
+    if len(sys.argv) != 4:
+        sys.exit("usage: floors.py FILE.jsonl COPY_GBPS GEMM_TFLOPS")
+    try:
+        copy, gemm = float(sys.argv[2]) * 1e9, float(sys.argv[3]) * 1e12
+        rows = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")]
+    except (OSError, ValueError) as error:
+        sys.exit(f"floors.py {' '.join(sys.argv[1:])}: {error}")
+    passes = [row for row in rows if "kernels" in row]
+    if not passes:
+        sys.exit(f"{sys.argv[1]}: no line has the kernels of a pass")
+    for row in passes:
         path = ROOT / "configs" / (row["kernels"] + ".toml")
         model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
         floor = floors(model, row["batch"], row["seq"])

@@ -128,11 +128,7 @@ STALLS = {
 
 
 # What no profile says.
-NOTES = {
-    "layernorm_fwd": "a copy of as many bytes takes 10.8 us (lines `copy` of the profiles), so 0.73 is the most",
-    "layernorm_bwd": "a copy of as many bytes takes 14.7 us (lines `copy` of the profiles), so 0.81 is the most; a kernel more adds the "
-    "blocks' sums of dw and db",
-}
+NOTES = {"layernorm_bwd": "a kernel more adds the blocks' sums of dw and db"}
 
 
 def why(row, profiles):
@@ -140,7 +136,13 @@ def why(row, profiles):
     shape = "x".join(str(n) for n in row["shape"].values())
     kernels = sorted((p for p in profiles if (p["op"], p["shape"]) == (row["op"], shape)),
                      key=lambda p: p["us"] or 0, reverse=True)
-    note = [NOTES[row["op"]]] if row["op"] in NOTES else []
+    note = []
+    moved = row["gbps"] * row["us"] * 1e3  # bytes
+    for p in profiles:
+        if p["op"] == "copy" and abs(int(p["shape"]) / moved - 1) < 0.01:
+            most = int(p["shape"]) / p["us"] / 1e3 / row["ceiling_gbps"]
+            note.append(f"a copy of as many bytes takes {p['us']:.1f} us (line `copy` of the profiles), so {most:.2f} is the most")
+    note += [NOTES[row["op"]]] if row["op"] in NOTES else []
 
     def one(p):
         wait = STALLS.get(p["stall"], p["stall"])
@@ -161,6 +163,7 @@ def kernels(path, profile_path=None):
     measured = [r for r in baselines if r["of"] == "this run"]
     if not ours:
         sys.exit(f"{path}: no row of tapeline's")
+    absent = sorted(set(GOALS) - {r["op"] for r in ours})
     first = ours[0]
     for r in ours:
         same = [b for b in baselines if b["op"] == r["op"] and all(
@@ -187,7 +190,8 @@ def kernels(path, profile_path=None):
     missing = [r for r in ours if judge(r)[2]]
     judged = [r for r in ours if judge(r)[2] is not None]
     print(f"\n{len(judged) - len(missing)} of {len(judged)} rows with a goal reach it."
-          + (" Misses: " + ", ".join(f"{r['op']} ({shape(r)})" for r in missing) + "." if missing else ""))
+          + (" Misses: " + ", ".join(f"{r['op']} ({shape(r)})" for r in missing) + "." if missing else "")
+          + (" No row at all: " + ", ".join(absent) + "." if absent else ""))
     print("\n| op | shape | us | TFLOP/s | GB/s | of ceiling | x baseline | goal | reached | misses |"
           "\n|---|---|---|---|---|---|---|---|---|---|")
     for r in ours:
@@ -208,7 +212,8 @@ def kernels(path, profile_path=None):
             print(f"- {r['op']} ({shape(r)}): {why(r, profiles)}.")
     if measured:
         print("\nBaselines that were measured in the same run: "
-              + ", ".join(f"{r['op']} by {r['impl']} ({shape(r)}) {r['us']:.1f} us" for r in measured) + ".")
+              + ", ".join(f"{r['op']} by {r['impl']} ({shape(r)}) {r['us']:.1f} us"
+                          + (f" (the fastest {r['us_min']:.1f})" if r["us"] > 1.03 * r["us_min"] else "") for r in measured) + ".")
     if anchors:
         print(f"\nThe {'other baselines' if measured else 'baselines'} are of another day; three of them, measured again beside these:"
               "\n\n| op | by | shape | us | then | ratio | within 3 % |\n|---|---|---|---|---|---|---|")
