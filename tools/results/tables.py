@@ -239,6 +239,10 @@ def passes(path):
                   f"| {r['tokens_per_s']:.0f} | {r['peak_gib']:.1f} | {r['gradient_gib']:.1f} (f32) "
                   f"| {r['peak_gib'] - r['gradient_gib']:.1f} |")
     for r in rows:
+        if "provenance" in r:
+            p = r["provenance"]
+            print(f"\n- `{' '.join(p['command_line'])}`, commit {p['commit']}, {p['device_uuid']}")
+    for r in rows:
         if "trace" not in r:
             continue
         t = r["trace"]
@@ -250,6 +254,37 @@ def passes(path):
             x["name"] = x["name"].replace("grouped_matmul_wgmma::Config<(GroupedMatmulPass)", "Config<pass ")
             name = x["name"] if len(x["name"]) <= 80 else x["name"][:77] + "..."
             print(f"| `{name}` | {x['calls']} | {x['us'] / 1e3:.1f} |")
+    if any("copies" in r for r in rows):
+        offload_and_steps(rows)
+
+
+def offload_and_steps(rows):
+    """Of the same file: copies of windows, the link, what was planned, and what steady steps ask of CUDA."""
+    link = {r["op"]: r["gbps"] for r in rows if r.get("op") in ("d2h_pinned", "h2d_pinned")}
+    print("\n| copies of windows of 4 MiB and more | bytes | how many | GB/s | of the link |\n|---|---|---|---|---|")
+    for r in rows:
+        if "copies" in r:
+            of = link["d2h_pinned" if r["copies"] == "copy to host" else "h2d_pinned"]
+            print(f"| {r['copies']} | {r['bytes']} | {r['count']} | {r['gbps_min']:.1f} to {r['gbps_max']:.1f} | {r['gbps_min'] / of:.3f} and more |")
+    print(f"\nA pinned copy of 100 MiB alone: {link['d2h_pinned']:.1f} GB/s to the host, {link['h2d_pinned']:.1f} back.")
+    for r in rows:
+        if "planned" in r:
+            print(f"\n`{' '.join(r['command_line'])}` at {r['commit']}:\n\n| | planned | in each of {r['steps']} steps |\n|---|---|---|")
+            for key, name in (("offload_bytes", "bytes to the host"), ("peak_bytes", "peak of the pool, bytes")):
+                print(f"| {name} | {r['planned'][key]} | {r['measured'][key]} |")
+            for w in r["planned"]["windows"]:
+                to = f"{w['bytes']} bytes, copied" if w["copied"] else "stays"
+                what = " and ".join(key for key in ("activations", "ids") if w[key])
+                print(f"| window of layer {w['layer']}, {what} | {to} | |")
+            exposed = ", ".join(f"{x:.1f}" for x in r["offload_exposed_ms"])
+            print(f"\nWaiting for copies, ms of each step: {exposed}, of " + ", ".join(f"{x:.0f}" for x in r["step_ms"]) + ".")
+    print("\n| steps 5 to 10 of | commit | synchronizations | allocations | frees | pageable copies | events and streams created "
+          "| launches | copies | replays, bytes to the host a step |\n|---|---|---|---|---|---|---|---|---|---|")
+    for r in rows:
+        if "cuda" in r and "commit" in r:
+            c = r["cuda"]
+            print(f"| {r['config']} | {r['commit']} | {c['synchronizations']} | {c['allocations']} | {c['frees']} | {c['pageable_copies']} "
+                  f"| {c['creations']} | {c['launches']} | {c['copies']} | {r['replays']}, {r['offload_bytes']} |")
 
 
 def sanitizers(path):
