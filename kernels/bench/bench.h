@@ -32,8 +32,9 @@
 // bytes would take at these, `pct_ceiling` 100 floor_us / us.
 //
 // The output of the last timed launch is compared on sampled rows with a plain
-// loop in f64 on the host (ops that work in place are launched once more, from
-// values that are known); a row that fails makes the exit code 1.
+// loop in f64 on the host (ops that work in place or add to their output are
+// launched again, from values that are known); a row that fails makes the exit
+// code 1.
 // Usage errors are 64; unreadable files, and a GPU that is not there, 2. The
 // commit is git's, or TAPELINE_COMMIT where there is no repository.
 #pragma once
@@ -110,6 +111,16 @@ bool add(Op op);
 
 // Runs what the arguments ask for and returns the exit code.
 int run(int argc, char** argv, std::ostream& out, std::ostream& err);
+
+// For ops that add to `sums`: rounding over all timed launches grows with their
+// number, which is the machine's, so the same launch runs again from zeros. And
+// twice: whoever overwrites instead of adding is found out.
+inline constexpr int kSums = 2;
+template <class Launch, class... T>
+void launch_from_zeros(const Launch& launch, Array<T>&... sums) {
+  (sums.zero(), ...);
+  for (int i = 0; i < kSums; ++i) launch();
+}
 
 // Up to `count` rows of n: the first, the last and some between.
 std::vector<int64_t> sampled_rows(int64_t n, int64_t count = 8);

@@ -49,6 +49,29 @@ const bool added = add({"double",
                         make_double,
                         {{4096, 16}}});
 
+// y += x over [N], or y = x when broken.
+Run make_add(const Arguments& a) {
+  const int64_t n = a.dims[0];
+  auto x = std::make_shared<Array<float>>(normal<float>(n, 1));
+  auto y = std::make_shared<Array<float>>(n);
+  const auto launch = [=] {
+    float* out = y->data();
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = (broken ? 0 : out[i]) + 0.3f * (*x)[i];
+    }
+  };
+  return {.launch = launch, .cost = {}, .verify = [=](Verifier& verifier) {
+            launch_from_zeros(launch, *y);
+            std::vector<double> expected;
+            for (int64_t i = 0; i < n; ++i) {
+              expected.push_back(kSums * 0.3 * (*x)[i]);
+            }
+            verifier.row(y->row(0, n), expected, kSums);
+          }};
+}
+
+const bool added_too = add({"add", "add_to", {"N"}, {{32}}, make_add});
+
 struct Result {
   int code;
   std::string out, err;
@@ -82,8 +105,9 @@ TEST(Bench, ListNamesShapesOfTheDeviceAndRunsNothing) {
   const Result result = run_with({"--list", "--device=cpu"});
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.out,
-            "double_fwd --shape=64x32\ndouble_fwd --shape=128x16\n");
-  EXPECT_EQ(run_with({"--list", "--device=cuda"}).out,
+            "double_fwd --shape=64x32\ndouble_fwd --shape=128x16\n"
+            "add_to --shape=32\n");
+  EXPECT_EQ(run_with({"double", "--list", "--device=cuda"}).out,
             "double_fwd --shape=4096x16\n");
   EXPECT_EQ(launches, 0);
 }
@@ -124,6 +148,14 @@ TEST(Bench, WrongOutputIsExitCodeOne) {
   EXPECT_NE(result.err.find("double_fwd: the timed launch is wrong"),
             std::string::npos);
   EXPECT_NE(result.out.find("WRONG"), std::string::npos);
+}
+
+TEST(Bench, SumsAreRightAfterAnyNumberOfLaunches) {
+  const Result result = run_with({"add_to"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  broken = true;
+  EXPECT_EQ(run_with({"add_to"}).code, 1) << "it overwrites";
+  broken = false;
 }
 
 TEST(Bench, UsageErrorsAre64) {
@@ -201,6 +233,9 @@ TEST(Array, CopiesAndUploadsKeepTheirValues) {
   EXPECT_EQ(copy[1], 5);
   EXPECT_EQ(copy.row(1, 2)(1), 4);
   EXPECT_EQ(Array<float>(3)[2], 0);
+  copy.zero();
+  EXPECT_EQ(copy[0], 0);
+  EXPECT_EQ(copy[2], 0);
 }
 
 TEST(SampledRows, HoldFirstAndLastOnce) {
