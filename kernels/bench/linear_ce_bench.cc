@@ -63,7 +63,7 @@ struct Head {
       for (int64_t v = 0; v < V; ++v) {
         A dot = 0;
         for (int64_t d = 0; d < D; ++d) dot += A(x_row[d]) * A(all[v * D + d]);
-        row[v] = double(T(static_cast<float>(dot)));
+        row[v] = double(T(dot));
         sum += std::exp(row[v]);
       }
       const double norm = std::log(sum);

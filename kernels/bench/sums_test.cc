@@ -11,13 +11,15 @@ namespace tapeline::bench {
 namespace {
 
 void expect_right(const std::string& op, const std::string& shape) {
-  std::vector<std::string> words = {"bench", op, "--shape=" + shape,
-                                    "--device=cpu"};
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  std::ostringstream out, err;
-  EXPECT_EQ(run(static_cast<int>(argv.size()), argv.data(), out, err), 0)
-      << err.str() << out.str();
+  for (const std::string dtype : {"f32", "bf16", "f64"}) {
+    std::vector<std::string> words = {"bench", op, "--shape=" + shape,
+                                      "--device=cpu", "--dtype=" + dtype};
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    std::ostringstream out, err;
+    EXPECT_EQ(run(static_cast<int>(argv.size()), argv.data(), out, err), 0)
+        << dtype << " " << err.str() << out.str();
+  }
 }
 
 TEST(Sums, RmsNorm) { expect_right("rmsnorm_bwd", "64x32"); }
