@@ -11,7 +11,12 @@ while [ "$1" != --log-file ]; do shift; done
 cat "$(dirname "$0")/page.csv" > "$2"
 exit $(cat "$(dirname "$0")/code")
 NCU
-printf '#!/bin/sh\n' > "$dir/bench"
+cat > "$dir/bench" <<'BENCH'
+#!/bin/sh
+case "$*" in
+  "nosuch --shape=1 --device=cuda --list") echo "no op is called nosuch" >&2; exit 64 ;;
+esac
+BENCH
 chmod +x "$dir/ncu" "$dir/bench"
 stall=smsp__average_warps_issue_stalled
 cat > "$dir/page.csv" <<CSV
@@ -46,3 +51,16 @@ code=0
 "$profile" --json a > "$dir/out" 2> "$dir/err" || code=$?
 [ $code = 64 ]
 expect "$dir/err" "usage: profile"
+
+# Names are checked without ncu, and what is no program is not built instead.
+fails() {  # CODE TEXT OP SHAPE
+  code=0
+  PATH=/usr/bin:/bin "$profile" "$3" "$4" > "$dir/out" 2> "$dir/err" || code=$?
+  [ $code = "$1" ] && [ "$(wc -l < "$dir/err")" = 1 ] ||
+    { echo "exit code $code, want $1:"; cat "$dir/err"; exit 1; }
+  expect "$dir/err" "$2"
+}
+fails 64 "no op is called nosuch" nosuch 1
+for TAPELINE_BENCH in "$dir/none" "$dir" "$dir/page.csv"; do
+  fails 2 "TAPELINE_BENCH: $TAPELINE_BENCH is no program" a 1
+done

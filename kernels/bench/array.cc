@@ -20,8 +20,7 @@ int current_set = 0;
 Bytes::Bytes(size_t size) : device_(&Device::current()), size_(size) {
   // One byte more, so that an empty one has an address.
   block_ = device_->pool().allocate(size + 1, Tag::kOther, &device_->compute());
-  const uint8_t zero = 0;
-  device_->compute().fill(block_.data, &zero, 1, static_cast<int64_t>(size));
+  zero();
 }
 
 Bytes::Bytes(const Bytes& other) : Bytes(other.size_) {
@@ -56,6 +55,11 @@ std::byte* Bytes::data() {
 
 void Bytes::upload(const void* from) {
   device_->compute().upload(data(), from, size_);
+}
+
+void Bytes::zero() {
+  const uint8_t zero = 0;
+  device_->compute().fill(data(), &zero, 1, static_cast<int64_t>(size_));
 }
 
 const std::byte* Bytes::host(size_t begin, size_t end) const {

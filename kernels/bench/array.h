@@ -29,6 +29,7 @@ class Bytes {
   std::byte* data();
   const std::byte* data() const { return block_.data; }
   void upload(const void* from);
+  void zero();
   // Bytes [begin, end) as they are when all that was launched has run.
   const std::byte* host(size_t begin, size_t end) const;
 
@@ -55,6 +56,7 @@ class Array {
   }
   T* data() { return reinterpret_cast<T*>(bytes_.data()); }
   const T* data() const { return reinterpret_cast<const T*>(bytes_.data()); }
+  void zero() { bytes_.zero(); }  // where they are
 
   // On the host: one value, and n from the i-th on.
   T operator[](int64_t i) const { return *host(i, 1); }

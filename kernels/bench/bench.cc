@@ -6,12 +6,17 @@
 #include <cstdlib>
 #include <fstream>
 #include <iomanip>
+#include <iostream>
 #include <map>
 #include <memory>
+#include <new>
 #include <sstream>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "kernels/bench/baseline.h"
+#include "kernels/bench/memory.h"
 #include "kernels/bench/options.h"
 #include "kernels/bench/timing.h"
 #include "nlohmann/json.hpp"
@@ -248,6 +253,42 @@ std::vector<Chosen> choose(const Options& options, bool on_cuda) {
   return chosen;
 }
 
+std::string joined(const std::vector<std::string>& keys) {
+  std::string all;
+  for (const std::string& key : keys) all += (all.empty() ? "" : "x") + key;
+  return all;
+}
+
+// What is wrong with the name and the shape, given what they choose; or
+// nothing.
+std::string wrong_choice(const Options& options,
+                         const std::vector<Chosen>& chosen) {
+  if (chosen.empty()) {
+    const auto named = [&](const Op& op) {
+      return options.op.empty() || options.op == op.name ||
+             options.op == op.kernel;
+    };
+    const auto op = std::find_if(ops().begin(), ops().end(), named);
+    if (op == ops().end()) {
+      return "no op is called " + options.op + "; --list names them";
+    }
+    const std::string got =
+        "got " + std::to_string(options.shape.size()) +
+        (options.shape.size() == 1 ? " number" : " numbers");
+    if (options.op.empty()) return "no op takes such a --shape, " + got;
+    return op->name + " takes " + joined(op->keys) + ", " + got;
+  }
+  for (const Chosen& c : chosen) {
+    for (size_t i = 0; i < options.shape.size(); ++i) {
+      const std::string& key = c.op->keys[i];
+      if (options.shape[i] == 0 && key != c.op->may_be_zero) {
+        return "--shape: " + key + " of " + c.op->name + " is at least 1";
+      }
+    }
+  }
+  return "";
+}
+
 void list(const std::vector<Chosen>& chosen, std::ostream& out) {
   for (const Chosen& c : chosen) {
     for (const std::vector<int64_t>& dims : c.shapes) {
@@ -279,21 +320,11 @@ int open_device(Context& context, std::unique_ptr<Device>& device,
     }
     context.driver = driver_version();
   } else {
+    limit_memory();
     device = std::make_unique<Device>(options.threads);
     context.device = cpu_name();
   }
   return kDone;
-}
-
-void print_usage(std::ostream& err) {
-  err << "no op matches; there are:\n";
-  for (const Op& op : ops()) {
-    err << "  " << op.name << " --shape=";
-    for (size_t i = 0; i < op.keys.size(); ++i) {
-      err << (i ? "x" : "") << op.keys[i];
-    }
-    err << "\n";
-  }
 }
 
 }  // namespace
@@ -311,12 +342,19 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
     return kUsage;
   }
   const Options& options = context.options;
+  const bool gpu =
+      options.device.empty() ? cuda_devices() > 0 : options.device == "cuda";
+  const std::vector<Chosen> chosen = choose(options, gpu);
+  const std::string bad_choice = wrong_choice(options, chosen);
+  if (!bad_choice.empty()) {
+    err << bad_choice << "\n";
+    return kUsage;
+  }
   if (options.list) {
-    const bool gpu =
-        options.device.empty() ? cuda_devices() > 0 : options.device == "cuda";
-    list(choose(options, gpu), out);
+    list(chosen, out);
     return kDone;
   }
+  if (!countable(options.shape)) return fail_for_memory("out of memory", err);
   context.command = command_line(argc, argv);
   context.commit = commit();
   std::unique_ptr<Device> device;
@@ -331,11 +369,6 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
   }
   DeviceScope scope(*device);
   const Launch l = context.launch = launch();
-  const std::vector<Chosen> chosen = choose(options, l.on_cuda());
-  if (chosen.empty()) {
-    print_usage(err);
-    return kUsage;
-  }
   if (l.on_cuda() && !options.profile_once) {
     context.gbps = copy_gbps(l);
     context.tflops = product_tflops(l, {kSquare, kSquare, kSquare});
@@ -366,6 +399,22 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
     }
   }
   return ok ? kDone : kFailed;
+}
+
+int run_process(int argc, char** argv) {
+  end_where_memory_does();
+  // Our own code throws nothing; libraries do.
+  try {
+    return run(argc, argv, std::cout, std::cerr);
+  } catch (const std::bad_alloc&) {
+    return fail_for_memory("out of memory", std::cerr);
+  } catch (const std::length_error&) {
+    return fail_for_memory("out of memory", std::cerr);
+  } catch (const std::system_error& e) {
+    std::cerr << "the system refused a resource: " << e.what()
+              << "; lower --threads\n";
+    return kOutOfMemory;
+  }
 }
 
 }  // namespace tapeline::bench

@@ -32,10 +32,12 @@
 // bytes would take at these, `pct_ceiling` 100 floor_us / us.
 //
 // The output of the last timed launch is compared on sampled rows with a plain
-// loop in f64 on the host (ops that work in place are launched once more, from
-// values that are known); a row that fails makes the exit code 1.
-// Usage errors are 64; unreadable files, and a GPU that is not there, 2. The
-// commit is git's, or TAPELINE_COMMIT where there is no repository.
+// loop in f64 on the host (ops that work in place or add to their output are
+// launched again, from values that are known); a row that fails makes the exit
+// code 1.
+// Usage errors are 64; unreadable files, and a GPU that is not there, 2; more
+// memory than there is, 70. The commit is git's, or TAPELINE_COMMIT where there
+// is no repository.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +67,8 @@ class Verifier {
   bool ok() const { return rows_ > 0 && failures_.empty(); }
   // Largest |got - expected| over the root mean square of its row.
   double max_err() const { return max_err_; }
-  const std::string& failures() const { return failures_; }
+  // What is wrong, of the first row that is.
+  std::string failures() const;
 
  private:
   int64_t rows_ = 0;
@@ -103,6 +106,7 @@ struct Op {
   // Those of real models, run on a GPU without --shape.
   std::vector<std::vector<int64_t>> gpu_shapes = {};
   DType gpu_dtype = DType::kBf16;
+  std::string may_be_zero = "";  // a key; others are at least 1
 };
 
 // Registers an op, at namespace scope: const bool added = bench::add({...}).
@@ -110,6 +114,20 @@ bool add(Op op);
 
 // Runs what the arguments ask for and returns the exit code.
 int run(int argc, char** argv, std::ostream& out, std::ostream& err);
+
+// The same as a process of its own, on stdout and stderr: where memory ends, so
+// does the process.
+int run_process(int argc, char** argv);
+
+// For ops that add to `sums`: rounding over all timed launches grows with their
+// number, which is the machine's, so the same launch runs again from zeros. And
+// twice: whoever overwrites instead of adding is found out.
+inline constexpr int kSums = 2;
+template <class Launch, class... T>
+void launch_from_zeros(const Launch& launch, Array<T>&... sums) {
+  (sums.zero(), ...);
+  for (int i = 0; i < kSums; ++i) launch();
+}
 
 // Up to `count` rows of n: the first, the last and some between.
 std::vector<int64_t> sampled_rows(int64_t n, int64_t count = 8);

@@ -49,6 +49,41 @@ const bool added = add({"double",
                         make_double,
                         {{4096, 16}}});
 
+// y += x over [N], or y = x when broken.
+Run make_add(const Arguments& a) {
+  const int64_t n = a.dims[0];
+  auto x = std::make_shared<Array<float>>(normal<float>(n, 1));
+  auto y = std::make_shared<Array<float>>(n);
+  const auto launch = [=] {
+    float* out = y->data();
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = (broken ? 0 : out[i]) + 0.3f * (*x)[i];
+    }
+  };
+  return {.launch = launch, .cost = {}, .verify = [=](Verifier& verifier) {
+            launch_from_zeros(launch, *y);
+            std::vector<double> expected;
+            for (int64_t i = 0; i < n; ++i) {
+              expected.push_back(kSums * 0.3 * (*x)[i]);
+            }
+            verifier.row(y->row(0, n), expected, kSums);
+          }};
+}
+
+const bool added_too = add({"add", "add_to", {"N"}, {{32}}, make_add});
+
+Run make_nothing(const Arguments&) {
+  return {.launch = [] {}, .cost = {}, .verify = [](Verifier&) {}};
+}
+
+// Where it is asked for: what has no shapes runs with none.
+const bool added_last = add({.kernel = "halve",
+                             .name = "halve_fwd",
+                             .keys = {"T", "E", "groups"},
+                             .shapes = {},
+                             .make = make_nothing,
+                             .may_be_zero = "groups"});
+
 struct Result {
   int code;
   std::string out, err;
@@ -82,8 +117,9 @@ TEST(Bench, ListNamesShapesOfTheDeviceAndRunsNothing) {
   const Result result = run_with({"--list", "--device=cpu"});
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.out,
-            "double_fwd --shape=64x32\ndouble_fwd --shape=128x16\n");
-  EXPECT_EQ(run_with({"--list", "--device=cuda"}).out,
+            "double_fwd --shape=64x32\ndouble_fwd --shape=128x16\n"
+            "add_to --shape=32\n");
+  EXPECT_EQ(run_with({"double", "--list", "--device=cuda"}).out,
             "double_fwd --shape=4096x16\n");
   EXPECT_EQ(launches, 0);
 }
@@ -126,12 +162,81 @@ TEST(Bench, WrongOutputIsExitCodeOne) {
   EXPECT_NE(result.out.find("WRONG"), std::string::npos);
 }
 
+TEST(Bench, SumsAreRightAfterAnyNumberOfLaunches) {
+  const Result result = run_with({"add_to"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  broken = true;
+  EXPECT_EQ(run_with({"add_to"}).code, 1) << "it overwrites";
+  broken = false;
+}
+
 TEST(Bench, UsageErrorsAre64) {
-  EXPECT_EQ(run_with({"--shape=16y8"}).code, 64);
-  EXPECT_EQ(run_with({"--shape=16x8x4"}).code, 64);
-  EXPECT_EQ(run_with({"--device=tpu"}).code, 64);
-  EXPECT_EQ(run_with({"--colour"}).code, 64);
-  EXPECT_EQ(run_with({"triple"}).code, 64);
+  const auto expect_usage = [](std::vector<std::string> arguments,
+                               const std::string& says) {
+    launches = 0;
+    const Result result = run_with(arguments);
+    EXPECT_EQ(result.code, 64) << arguments.back();
+    EXPECT_EQ(result.out, "") << arguments.back();
+    EXPECT_NE(result.err.find(says), std::string::npos) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1)
+        << result.err;
+    EXPECT_EQ(launches, 0) << arguments.back();
+  };
+  for (const char* shape :
+       {"16y8", "16xx8", "16x8z", "16x8x", "x16x8", "16x 8", "+16x8", "-16x8",
+        "1.5x8", "", "99999999999999999999x8"}) {
+    expect_usage({"double", std::string("--shape=") + shape},
+                 "want whole numbers of at least 1, as in 512x128");
+  }
+  expect_usage({"--shape=0x7"}, "T of double_fwd is at least 1");
+  expect_usage({"double", "--shape=4x0"}, "D of double_fwd is at least 1");
+  expect_usage({"double", "--shape=4x0", "--list"}, "is at least 1");
+  expect_usage({"double_fwd", "--shape=16x8x4"},
+               "double_fwd takes TxD, got 3 numbers");
+  expect_usage({"double", "--shape=16"}, "double_fwd takes TxD, got 1 number");
+  expect_usage({"--shape=16x8x4x2"}, "got 4 numbers");
+  for (const char* threads : {"2abc", "0", "-1", "", "1025", "99999999999"}) {
+    expect_usage({"double", std::string("--threads=") + threads},
+                 "want from 1 to 1024");
+  }
+  expect_usage({"--device=tpu"}, "want cpu or cuda");
+  expect_usage({"--colour"}, "--colour: unknown flag");
+  expect_usage({"--json=3"}, "--json: takes no value");
+  expect_usage({"--baseline="}, "want a file");
+  expect_usage({"triple"}, "no op is called triple");
+  expect_usage({"triple", "--list"}, "no op is called triple");
+  expect_usage({"double", "add"}, "double and add: name one op");
+  expect_usage({"double", "--op=add"}, "double and add: name one op");
+  expect_usage({"--op="}, "an empty name");
+}
+
+TEST(Bench, AKeyMayBeZeroWhereItsOpSaysSo) {
+  EXPECT_EQ(run_with({"halve", "--shape=4x8x0", "--list"}).out,
+            "halve_fwd --shape=4x8x0\n");
+  EXPECT_EQ(run_with({"halve", "--shape=4x0x8", "--list"}).code, 64);
+}
+
+TEST(Bench, NothingComparedIsSaid) {
+  const Result result = run_with({"halve", "--shape=4x8x0", "--profile_once"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.err,
+            "halve_fwd: the timed launch is wrong: no row of this shape can be "
+            "compared\n");
+}
+
+TEST(BenchDeathTest, MoreMemoryThanThereIsIsExitCode70) {
+  const auto process = [](std::string shape) {
+    std::string name = "bench", op = "double", device = "--device=cpu";
+    shape = "--shape=" + shape;
+    char* argv[] = {name.data(), op.data(), shape.data(), device.data()};
+    std::exit(run_process(4, argv));
+  };
+  const char* says = "^out of memory.*; choose a smaller --shape[^\n]*\n$";
+  for (const char* shape :
+       {"1000000x1000000000", "4294967296x4294967296", "3000000000x3000000000",
+        "1x9223372036854775807", "9223372036854775807x1"}) {
+    EXPECT_EXIT(process(shape), testing::ExitedWithCode(70), says) << shape;
+  }
 }
 
 TEST(Bench, GpuThatIsNotThereIsExitCodeTwo) {
@@ -201,12 +306,16 @@ TEST(Array, CopiesAndUploadsKeepTheirValues) {
   EXPECT_EQ(copy[1], 5);
   EXPECT_EQ(copy.row(1, 2)(1), 4);
   EXPECT_EQ(Array<float>(3)[2], 0);
+  copy.zero();
+  EXPECT_EQ(copy[0], 0);
+  EXPECT_EQ(copy[2], 0);
 }
 
 TEST(SampledRows, HoldFirstAndLastOnce) {
   EXPECT_EQ(sampled_rows(0), (std::vector<int64_t>{}));
   EXPECT_EQ(sampled_rows(1), (std::vector<int64_t>{0}));
   EXPECT_EQ(sampled_rows(3), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(sampled_rows(3, 1), (std::vector<int64_t>{0}));
   EXPECT_EQ(sampled_rows(1000).front(), 0);
   EXPECT_EQ(sampled_rows(1000).back(), 999);
   EXPECT_EQ(sampled_rows(1000).size(), 8u);

@@ -1,6 +1,8 @@
 // Copies between the device and pinned memory, as offload queues them: on the
 // device's two copy streams.
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/bench/bench.h"
@@ -14,7 +16,10 @@ struct Pinned {
       : device(&Device::current()),
         block(device->pinned().allocate(static_cast<size_t>(bytes), Tag::kOther,
                                         &device->compute())) {
-    CHECK(block.data != nullptr) << "[link] no pinned memory";
+    const std::string what =
+        "out of memory: " + std::to_string(bytes) + " bytes of pinned memory";
+    if (!block.data && out_of_memory) out_of_memory(what);
+    CHECK(block.data != nullptr) << what;
   }
   ~Pinned() { device->pinned().free(block, {device->compute().record()}); }
   Device* device;
@@ -25,12 +30,12 @@ enum class Direction { kIn, kOut, kBoth };
 
 struct Data {
   Data(int64_t bytes, Direction direction)
-      : n(direction == Direction::kBoth ? bytes / 2 : bytes),
+      : n(direction == Direction::kBoth ? ceil_div(bytes, 2) : bytes),
         direction(direction),
         from_host(n),
         to_host(n),
         in(n),
-        out(normal<float>(n / 4, 1)) {
+        out(normal<float>(ceil_div(n, 4), 1)) {
     for (int64_t i = 0; i < n; ++i) {
       from_host.block.data[i] = static_cast<std::byte>(i * 31 % 251);
     }
@@ -51,19 +56,20 @@ struct Data {
     }
   }
   void verify(Verifier& verifier) const {
-    for (int64_t block : sampled_rows(n / 4096)) {
+    const int64_t size = std::min<int64_t>(n, 4096);
+    for (int64_t block : sampled_rows(n / size)) {
       std::vector<float> got;
       std::vector<double> expected;
-      const int64_t at = block * 4096;
-      for (int64_t i = at; i < at + 4096 && direction != Direction::kOut; ++i) {
+      const int64_t at = block * size;
+      for (int64_t i = at; i < at + size && direction != Direction::kOut; ++i) {
         got.push_back(static_cast<float>(in[i]));
         expected.push_back(static_cast<double>(i * 31 % 251));
       }
-      const auto* values = reinterpret_cast<const float*>(to_host.block.data);
-      for (int64_t i = at / 4; i < at / 4 + 1024 && direction != Direction::kIn;
-           ++i) {
-        got.push_back(values[i]);
-        expected.push_back(out[i]);
+      const auto* sent = reinterpret_cast<const std::byte*>(
+          out.host(at / 4, ceil_div(size, 4)));
+      for (int64_t i = 0; i < size && direction != Direction::kIn; ++i) {
+        got.push_back(static_cast<float>(to_host.block.data[at + i]));
+        expected.push_back(static_cast<double>(sent[i]));
       }
       verifier.row(
           View<const float>(got.data(), {static_cast<int64_t>(got.size())}),

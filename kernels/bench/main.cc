@@ -1,7 +1,5 @@
-#include <iostream>
-
 #include "kernels/bench/bench.h"
 
 int main(int argc, char** argv) {
-  return tapeline::bench::run(argc, argv, std::cout, std::cerr);
+  return tapeline::bench::run_process(argc, argv);
 }

@@ -1,23 +1,41 @@
 #include "kernels/bench/options.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <sstream>
+#include <charconv>
 #include <string_view>
 
 namespace tapeline::bench {
 namespace {
 
-std::optional<std::vector<int64_t>> parse_shape(std::string text) {
+constexpr int64_t kMostThreads = 1024;  // as tapeline's --threads
+
+// A whole number of digits alone.
+std::optional<int64_t> parse_number(std::string_view text) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || number < 0) return std::nullopt;
+  return number;
+}
+
+std::optional<std::vector<int64_t>> parse_shape(std::string_view text) {
   std::vector<int64_t> dims;
-  std::replace(text.begin(), text.end(), 'x', ' ');
-  std::istringstream in(text);
-  for (int64_t d; in >> d;) {
-    if (d < 0) return std::nullopt;
-    dims.push_back(d);
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find('x', at), text.size());
+    const auto number = parse_number(text.substr(at, end - at));
+    if (!number) return std::nullopt;
+    dims.push_back(*number);
+    at = end + 1;
   }
-  if (dims.empty() || !in.eof()) return std::nullopt;
   return dims;
+}
+
+// The flags that take no value: name and where it is noted.
+bool* switch_of(std::string_view name, Options& options) {
+  if (name == "--all") return &options.all;
+  if (name == "--list") return &options.list;
+  if (name == "--json") return &options.json;
+  if (name == "--profile_once") return &options.profile_once;
+  return nullptr;
 }
 
 }  // namespace
@@ -28,27 +46,32 @@ std::string parse(int argc, char** argv, Options& options) {
     const size_t equals = flag.find('=');
     const std::string_view name = flag.substr(0, equals);
     const std::string value(equals == flag.npos ? "" : flag.substr(equals + 1));
-    if (flag.substr(0, 2) != "--") {
-      options.op = flag;
-    } else if (name == "--op") {
-      options.op = value;
-    } else if (name == "--all") {
-      options.all = true;
-    } else if (name == "--list") {
-      options.list = true;
-    } else if (name == "--json") {
-      options.json = true;
-    } else if (name == "--profile_once") {
-      options.profile_once = true;
+    if (flag.substr(0, 2) != "--" || name == "--op") {
+      const std::string op(name == "--op" ? value : flag);
+      if (op.empty()) return "an empty name of an op; --list names them";
+      if (!options.op.empty()) {
+        return options.op + " and " + op + ": name one op, or none for all";
+      }
+      options.op = op;
+    } else if (bool* on = switch_of(name, options)) {
+      if (equals != flag.npos) return std::string(name) + ": takes no value";
+      *on = true;
     } else if (name == "--baseline") {
+      if (value.empty()) return "--baseline=: want a file";
       options.baseline = value;
     } else if (name == "--shape") {
       const auto dims = parse_shape(value);
-      if (!dims) return "--shape=" + value + ": want numbers, as in 512x128";
+      if (!dims) {
+        return "--shape=" + value +
+               ": want whole numbers of at least 1, as in 512x128";
+      }
       options.shape = *dims;
     } else if (name == "--threads") {
-      options.threads = std::atoi(value.c_str());
-      if (options.threads < 1) return "--threads=" + value + ": want >= 1";
+      const int64_t threads = parse_number(value).value_or(0);
+      if (threads < 1 || threads > kMostThreads) {
+        return "--threads=" + value + ": want from 1 to 1024";
+      }
+      options.threads = static_cast<int>(threads);
     } else if (name == "--dtype") {
       if (value == "f32")
         options.dtype = DType::kF32;

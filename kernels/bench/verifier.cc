@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/bench/bench.h"
@@ -28,10 +29,14 @@ template void Verifier::row(View<const bf16>, const std::vector<double>&,
 template void Verifier::row(View<const double>, const std::vector<double>&,
                             int64_t, double);
 
+std::string Verifier::failures() const {
+  return rows_ > 0 ? failures_ : "no row of this shape can be compared";
+}
+
 std::vector<int64_t> sampled_rows(int64_t n, int64_t count) {
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = i * (n - 1) / (count - 1);
+    const int64_t row = i * (n - 1) / std::max<int64_t>(1, count - 1);
     if (n > 0 && (rows.empty() || rows.back() != row)) rows.push_back(row);
   }
   return rows;

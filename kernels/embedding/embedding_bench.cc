@@ -65,37 +65,34 @@ Run make_backward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a);
   auto space = std::make_shared<Array<std::byte>>(static_cast<int64_t>(
       embedding_backward_workspace_bytes(a.launch, data->t, data->v)));
-  auto launches = std::make_shared<int64_t>(0);
   const std::set<int32_t> named(data->ids.begin(), data->ids.end());
   const auto rows = static_cast<double>(named.size());
-  return {.launch =
-              [=, l = a.launch] {
-                const Data<T>& in = *data;
-                ++*launches;
-                embedding_backward(l, view_of(in.device_ids, {in.t}),
-                                   view_of(in.dy, {in.t, in.d}),
-                                   view_of(data->dtable, {in.v, in.d}), -1,
-                                   space->size() > 0 ? space->data() : nullptr);
-              },
+  const auto launch = [=, l = a.launch] {
+    const Data<T>& in = *data;
+    embedding_backward(l, view_of(in.device_ids, {in.t}),
+                       view_of(in.dy, {in.t, in.d}),
+                       view_of(data->dtable, {in.v, in.d}), -1,
+                       space->size() > 0 ? space->data() : nullptr);
+  };
+  return {.launch = launch,
           .cost = {.flops = 1.0 * data->t * data->d,
                    .bytes = 1.0 * data->d *
                             (data->t * sizeof(T) + 2 * rows * sizeof(A))},
-          .verify =
-              [=](Verifier& verifier) {
-                const int64_t d = data->d;
-                const auto times = static_cast<double>(*launches);
-                for (int64_t i : sampled_rows(data->t)) {
-                  std::vector<double> row(d);
-                  for (int64_t t = 0; t < data->t; ++t) {
-                    if (data->ids[t] != data->ids[i]) continue;
-                    for (int64_t j = 0; j < d; ++j) {
-                      row[j] += times * double(data->dy[t * d + j]);
-                    }
-                  }
-                  verifier.row(data->dtable.row(data->ids[i] * d, d), row,
-                               *launches * (data->t / data->v + 1));
+          .verify = [=](Verifier& verifier) {
+            launch_from_zeros(launch, data->dtable);
+            const int64_t d = data->d;
+            for (int64_t i : sampled_rows(data->t)) {
+              std::vector<double> row(d);
+              for (int64_t t = 0; t < data->t; ++t) {
+                if (data->ids[t] != data->ids[i]) continue;
+                for (int64_t j = 0; j < d; ++j) {
+                  row[j] += kSums * double(data->dy[t * d + j]);
                 }
-              }};
+              }
+              verifier.row(data->dtable.row(data->ids[i] * d, d), row,
+                           kSums * (data->t / data->v + 1));
+            }
+          }};
 }
 
 Run forward(const Arguments& a) {

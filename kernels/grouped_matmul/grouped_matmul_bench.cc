@@ -132,45 +132,40 @@ Run make_dgrad(const Arguments& a) {
       });
 }
 
-// dw grows with every launch; `launches` counts them, and so many times the
-// gradient of one is what must be there.
 template <class T>
 Run make_wgrad(const Arguments& a) {
   using G = Accumulator<T>;
   auto data = std::make_shared<Data<T>>(a, Pass::kWgrad);
-  auto launches = std::make_shared<int64_t>(0);
-  return data->run(
-      [data, launches, l = a.launch] {
-        const Data<T>& in = *data;
-        ++*launches;
-        grouped_matmul_wgrad(l, view_of(in.dy, {in.r, in.f}),
-                             view_of(in.x, {in.r, in.d}), in.offset_view(),
-                             view_of(data->dw, {in.e, in.f, in.d}));
-      },
-      [data, launches](Verifier& verifier) {
-        const Data<T>& in = *data;
-        const std::vector<int64_t> columns = sampled_rows(in.d, kColumns);
-        // Of the first, the empty, a middle and the last expert.
-        for (int64_t e :
-             {int64_t{0}, std::min<int64_t>(1, in.e - 1), in.e / 2, in.e - 1}) {
-          const int64_t begin = in.offsets[e], rows = in.offsets[e + 1] - begin;
-          const int64_t f = e * 37 % in.f;
-          const T* dy = in.dy.host(begin * in.f, rows * in.f);
-          const T* x = in.x.host(begin * in.d, rows * in.d);
-          std::vector<double> row(columns.size());
-          for (int64_t r = 0; r < rows; ++r) {
-            const double g = double(dy[r * in.f + f]);
-            for (size_t c = 0; c < columns.size(); ++c) {
-              row[c] += g * double(x[r * in.d + columns[c]]);
-            }
-          }
-          for (double& v : row) v *= static_cast<double>(*launches);
-          const std::vector<G> got =
-              at_columns(in.dw, e * in.f + f, in.d, columns);
-          verifier.row(view_of(got, {static_cast<int64_t>(row.size())}), row,
-                       cut_terms(rows) + *launches);
+  const auto launch = [data, l = a.launch] {
+    const Data<T>& in = *data;
+    grouped_matmul_wgrad(l, view_of(in.dy, {in.r, in.f}),
+                         view_of(in.x, {in.r, in.d}), in.offset_view(),
+                         view_of(data->dw, {in.e, in.f, in.d}));
+  };
+  return data->run(launch, [data, launch](Verifier& verifier) {
+    launch_from_zeros(launch, data->dw);
+    const Data<T>& in = *data;
+    const std::vector<int64_t> columns = sampled_rows(in.d, kColumns);
+    // Of the first, the empty, a middle and the last expert.
+    for (int64_t e :
+         {int64_t{0}, std::min<int64_t>(1, in.e - 1), in.e / 2, in.e - 1}) {
+      const int64_t begin = in.offsets[e], rows = in.offsets[e + 1] - begin;
+      const int64_t f = e * 37 % in.f;
+      const T* dy = in.dy.host(begin * in.f, rows * in.f);
+      const T* x = in.x.host(begin * in.d, rows * in.d);
+      std::vector<double> row(columns.size());
+      for (int64_t r = 0; r < rows; ++r) {
+        const double g = double(dy[r * in.f + f]);
+        for (size_t c = 0; c < columns.size(); ++c) {
+          row[c] += g * double(x[r * in.d + columns[c]]);
         }
-      });
+      }
+      for (double& v : row) v *= kSums;
+      const std::vector<G> got = at_columns(in.dw, e * in.f + f, in.d, columns);
+      verifier.row(view_of(got, {static_cast<int64_t>(row.size())}), row,
+                   cut_terms(rows) + kSums);
+    }
+  });
 }
 
 Run forward(const Arguments& a) {

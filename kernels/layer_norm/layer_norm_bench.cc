@@ -89,32 +89,50 @@ Run make_forward(const Arguments& a) {
               }};
 }
 
-// dx, dw and db. The last two grow with every launch, so dx alone is checked.
+// dx, dw and db.
 template <class T>
 Run make_backward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a);
   data->forward(a.launch);
-  return {.launch = [data, l = a.launch] { data->backward(l); },
+  const auto launch = [data, l = a.launch] { data->backward(l); };
+  return {.launch = launch,
           .cost = layer_norm_backward_cost(data->n, data->d, sizeof(T)),
-          .verify =
-              [data](Verifier& verifier) {
-                const int64_t d = data->d;
-                for (int64_t i : sampled_rows(data->n)) {
-                  double rstd, g = 0, gh = 0;
-                  std::vector<double> dx = data->normalized(i, &rstd);
-                  const auto g_at = [&](int64_t j) {
-                    return double(data->dy[i * d + j]) * double(data->w[j]);
-                  };
-                  for (int64_t j = 0; j < d; ++j) {
-                    g += g_at(j) / d;
-                    gh += g_at(j) * dx[j] / d;
-                  }
-                  for (int64_t j = 0; j < d; ++j) {
-                    dx[j] = rstd * (g_at(j) - g - dx[j] * gh);
-                  }
-                  verifier.row(data->dx.row(i * d, d), dx, d);
-                }
-              }};
+          .verify = [data, launch](Verifier& verifier) {
+            launch_from_zeros(launch, data->dw, data->db);
+            const int64_t d = data->d;
+            for (int64_t i : sampled_rows(data->n)) {
+              double rstd, g = 0, gh = 0;
+              std::vector<double> dx = data->normalized(i, &rstd);
+              const auto g_at = [&](int64_t j) {
+                return double(data->dy[i * d + j]) * double(data->w[j]);
+              };
+              for (int64_t j = 0; j < d; ++j) {
+                g += g_at(j) / d;
+                gh += g_at(j) * dx[j] / d;
+              }
+              for (int64_t j = 0; j < d; ++j) {
+                dx[j] = rstd * (g_at(j) - g - dx[j] * gh);
+              }
+              verifier.row(data->dx.row(i * d, d), dx, d);
+            }
+            const std::vector<int64_t> columns = sampled_rows(d, 64);
+            const Shape shape{static_cast<int64_t>(columns.size())};
+            std::vector<double> dw(columns.size()), db(columns.size());
+            for (int64_t i = 0; i < data->n; ++i) {
+              const T* dy = data->dy.host(i * d, d);
+              const T* x = data->x.host(i * d, d);
+              const double mean = data->mean[i], rstd = data->rstd[i];
+              for (size_t c = 0; c < columns.size(); ++c) {
+                const double g = kSums * double(dy[columns[c]]);
+                dw[c] += g * (double(x[columns[c]]) - mean) * rstd;
+                db[c] += g;
+              }
+            }
+            const auto got_dw = at_columns(data->dw, 0, d, columns);
+            const auto got_db = at_columns(data->db, 0, d, columns);
+            verifier.row(view_of(got_dw, shape), dw, data->n + kSums);
+            verifier.row(view_of(got_db, shape), db, data->n + kSums);
+          }};
 }
 
 Run forward(const Arguments& a) {

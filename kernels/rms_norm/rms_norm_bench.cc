@@ -28,7 +28,6 @@ struct Data {
   }
   void backward(Launch l) {
     const Data& in = *this;
-    ++launches;
     const View<T> dx_view = view_of(dx, {n, d});
     const int64_t parts =
         rms_norm_parts(l, view_of(in.dy, {n, d}), view_of(in.x, {n, d}),
@@ -59,7 +58,6 @@ struct Data {
   }
 
   int64_t n, d;
-  int64_t launches = 0;  // dw grows with each
   Array<T> x, w, dy, y, dx;
   Array<Accumulator<T>> rstd, dw, partial;
 };
@@ -127,37 +125,38 @@ template <class T>
 Run make_backward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a);
   data->forward(a.launch);
-  return {.launch = [data, l = a.launch] { data->backward(l); },
+  const auto launch = [data, l = a.launch] { data->backward(l); };
+  return {.launch = launch,
           .cost = rms_norm_backward_cost(data->n, data->d, sizeof(T)),
-          .verify =
-              [data](Verifier& verifier) {
-                const int64_t d = data->d;
-                for (int64_t i : sampled_rows(data->n)) {
-                  const auto [rstd, projection] = data->row(i);
-                  std::vector<double> dx(d);
-                  for (int64_t j = 0; j < d; ++j) {
-                    const double x = data->x[i * d + j];
-                    dx[j] = rstd *
-                            (double(data->dy[i * d + j]) * double(data->w[j]) -
-                             x * rstd * rstd * projection);
-                  }
-                  verifier.row(data->dx.row(i * d, d), dx, d);
-                }
-                const std::vector<int64_t> columns = sampled_rows(d, 64);
-                std::vector<double> dw(columns.size());
-                for (int64_t i = 0; i < data->n; ++i) {
-                  const T* dy = data->dy.host(i * d, d);
-                  const T* x = data->x.host(i * d, d);
-                  const double rstd = data->rstd[i];
-                  for (size_t c = 0; c < columns.size(); ++c) {
-                    dw[c] += double(dy[columns[c]]) * double(x[columns[c]]) *
-                             rstd * static_cast<double>(data->launches);
-                  }
-                }
-                const auto got = at_columns(data->dw, 0, d, columns);
-                verifier.row(view_of(got, {static_cast<int64_t>(dw.size())}),
-                             dw, data->n + data->launches);
-              }};
+          .verify = [data, launch](Verifier& verifier) {
+            launch_from_zeros(launch, data->dw);
+            const int64_t d = data->d;
+            for (int64_t i : sampled_rows(data->n)) {
+              const auto [rstd, projection] = data->row(i);
+              std::vector<double> dx(d);
+              for (int64_t j = 0; j < d; ++j) {
+                const double x = data->x[i * d + j];
+                dx[j] =
+                    rstd * (double(data->dy[i * d + j]) * double(data->w[j]) -
+                            x * rstd * rstd * projection);
+              }
+              verifier.row(data->dx.row(i * d, d), dx, d);
+            }
+            const std::vector<int64_t> columns = sampled_rows(d, 64);
+            std::vector<double> dw(columns.size());
+            for (int64_t i = 0; i < data->n; ++i) {
+              const T* dy = data->dy.host(i * d, d);
+              const T* x = data->x.host(i * d, d);
+              const double rstd = data->rstd[i];
+              for (size_t c = 0; c < columns.size(); ++c) {
+                dw[c] += double(dy[columns[c]]) * double(x[columns[c]]) * rstd *
+                         kSums;
+              }
+            }
+            const auto got = at_columns(data->dw, 0, d, columns);
+            verifier.row(view_of(got, {static_cast<int64_t>(dw.size())}), dw,
+                         data->n + kSums);
+          }};
 }
 
 Run forward(const Arguments& a) {

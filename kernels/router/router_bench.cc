@@ -189,9 +189,9 @@ const std::vector<std::string> kKeys = {"T", "E", "k", "groups"};
 const std::vector<std::vector<int64_t>> kModels = {
     {16384, 256, 8, 8}, {16384, 256, 8, 1}, {16384, 128, 8, 0}};
 const bool added = add({"router", "router_topk", kKeys, kShapes, forward,
-                        kModels, DType::kF32}) &&
+                        kModels, DType::kF32, "groups"}) &&
                    add({"router", "router_bwd", kKeys, kShapes, backward,
-                        kModels, DType::kF32});
+                        kModels, DType::kF32, "groups"});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -7,7 +7,8 @@ Times of a baseline file are worth quoting beside today's only if the card still
 gives them: a product in bf16 (bound by tensor cores), an RMS norm and a gather
 of rows (bound by memory). Prints one JSON object per line: op, impl, shape, us,
 us_min, baseline_us, ratio, verified (within the bound). Exit codes: 0, all
-within the bound; 1, one is not; 2, no such file or rows; 3, no GPU.
+within the bound; 1, one is not; 2, no such file or rows, or no PyTorch; 3, no
+GPU.
 """
 
 import argparse
@@ -22,16 +23,16 @@ BURST_MS = 20.0
 PAUSE_S = 0.05  # the card's clock recovers
 
 
-def gemm(torch):
-    def make():
+def gemm():
+    def make(torch):
         a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
                 for _ in range(2))
         return lambda: torch.mm(a, b)
     return "gemm", "cublas", {"m": 8192, "n": 8192, "k": 8192}, make, 2
 
 
-def rms_norm(torch):
-    def make():
+def rms_norm():
+    def make(torch):
         x = torch.randn(16384, 7168, device="cuda", dtype=torch.bfloat16)
         w = torch.randn(7168, device="cuda", dtype=torch.bfloat16)
         return lambda: torch.nn.functional.rms_norm(x, (7168,), w, 1e-6)
@@ -39,8 +40,8 @@ def rms_norm(torch):
     return "rmsnorm_fwd", "torch_F.rms_norm", shape, make, 2
 
 
-def gather(torch):
-    def make():
+def gather():
+    def make(torch):
         x = torch.randn(8192, 7168, device="cuda", dtype=torch.bfloat16)
         rows = torch.randperm(65536, device="cuda") // 8
         return lambda: x.index_select(0, rows)
@@ -71,10 +72,15 @@ def measure(torch, launches):
 
 def find(rows, op, impl, shape):
     for row in rows:
-        if row.get("op") == op and row.get("impl") == impl and "us" in row:
-            if all(row["shape"].get(k) == v for k, v in shape.items()):
+        if row.get("op") == op and row.get("impl") == impl and row.get("us"):
+            if row.get("shape", {}).items() >= shape.items():
                 return row["us"]
     return None
+
+
+def fail(message):
+    print(message, file=sys.stderr)
+    return 2
 
 
 def main():
@@ -85,22 +91,27 @@ def main():
     try:
         with open(options.baseline, encoding="utf-8") as file:
             rows = [json.loads(line) for line in file if line.strip()]
-    except (OSError, ValueError) as error:
-        print(f"{options.baseline}: {error}", file=sys.stderr)
-        return 2
-    import torch  # pylint: disable=import-outside-toplevel
+    except OSError as error:
+        return fail(f"{options.baseline}: {error.strerror}")
+    except ValueError as error:
+        return fail(f"{options.baseline}: {error}")
+    if not all(isinstance(row, dict) for row in rows):
+        return fail(f"{options.baseline}: a line is not a JSON object")
+    anchors = [anchor() for anchor in (gemm, rms_norm, gather)]
+    baseline = [find(rows, *anchor[:3]) for anchor in anchors]
+    for (op, impl, *_), us in zip(anchors, baseline):
+        if us is None:
+            return fail(f"{options.baseline}: no row of {op} by {impl}")
+    try:
+        import torch  # pylint: disable=import-outside-toplevel
+    except ImportError as error:
+        return fail(f"no PyTorch: {error}")
     if not torch.cuda.is_available():
         print("no GPU", file=sys.stderr)
         return 3
     good = True
-    for anchor in (gemm, rms_norm, gather):
-        op, impl, shape, make, sets = anchor(torch)
-        before = find(rows, op, impl, shape)
-        if before is None:
-            print(f"{options.baseline}: no row of {op} by {impl}",
-                  file=sys.stderr)
-            return 2
-        us, least = measure(torch, [make() for _ in range(sets)])
+    for (op, impl, shape, make, sets), before in zip(anchors, baseline):
+        us, least = measure(torch, [make(torch) for _ in range(sets)])
         near = abs(us / before - 1) <= options.bound
         good = good and near
         print(json.dumps({
