@@ -54,13 +54,14 @@ struct Data {
   // (x - mean) * rstd of row i; *r is rstd.
   std::vector<double> normalized(int64_t i, double* r) const {
     std::vector<double> h(d);
-    double m = 0, variance = 0;
-    for (int64_t j = 0; j < d; ++j) m += double(x[i * d + j]) / d;
+    long double m = 0, variance = 0;  // f64 is tried as well
+    for (int64_t j = 0; j < d; ++j) m += double(x[i * d + j]);
+    m /= d;
     for (int64_t j = 0; j < d; ++j) {
-      h[j] = double(x[i * d + j]) - m;
-      variance += h[j] * h[j] / d;
+      h[j] = static_cast<double>(double(x[i * d + j]) - m);
+      variance += h[j] * h[j];
     }
-    *r = 1 / std::sqrt(variance + kEps);
+    *r = static_cast<double>(1 / std::sqrt(variance / d + kEps));
     for (double& v : h) v *= *r;
     return h;
   }

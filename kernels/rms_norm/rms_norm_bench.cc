@@ -62,6 +62,12 @@ struct Data {
   Array<Accumulator<T>> rstd, dw, partial;
 };
 
+// The normed value is rounded before the weight.
+template <class T>
+double weighted(double normed, T w) {
+  return double(T(static_cast<Accumulator<T>>(normed))) * double(w);
+}
+
 template <class T>
 Run make_forward(const Arguments& a) {
   auto data = std::make_shared<Data<T>>(a);
@@ -74,8 +80,8 @@ Run make_forward(const Arguments& a) {
                   const double rstd = data->row(i).first;
                   std::vector<double> y(d);
                   for (int64_t j = 0; j < d; ++j) {
-                    y[j] =
-                        double(data->x[i * d + j]) * rstd * double(data->w[j]);
+                    y[j] = weighted<T>(double(data->x[i * d + j]) * rstd,
+                                       data->w[j]);
                   }
                   verifier.row(data->y.row(i * d, d), y, d);
                 }
@@ -112,7 +118,7 @@ Run make_add_norm(const Arguments& a) {
                   }
                   const double rstd = 1 / std::sqrt(squares / d + kEps);
                   for (int64_t j = 0; j < d; ++j) {
-                    y[j] = double(s[j]) * rstd * double(data->w[j]);
+                    y[j] = weighted<T>(double(s[j]) * rstd, data->w[j]);
                   }
                   verifier.row(sum->row(i * d, d), both);
                   verifier.row(data->y.row(i * d, d), y, d);
