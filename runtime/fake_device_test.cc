@@ -117,8 +117,9 @@ TEST(CheckedStream, AskingForOneEventOrdersNothingLater) {
   const Event first = fake.compute().record();
   fill(fake, *b, 2);
   fake.compute().advance(10);
-  std::byte* slot =
-      fake.device().pinned().allocate(200, Tag::kOther, &fake.copy_out()).data;
+  const Block pinned =
+      fake.device().pinned().allocate(200, Tag::kOther, &fake.copy_out());
+  std::byte* const slot = pinned.data;
   const std::byte* bytes = b->acquire(fake.compute());
   EXPECT_TRUE(first.done());
   fake.copy_out().copy(slot, bytes, 100);
@@ -128,6 +129,7 @@ TEST(CheckedStream, AskingForOneEventOrdersNothingLater) {
   EXPECT_EQ(fake.races(), 1) << "all that is completed was asked for";
   b->release(fake.compute(), false);
   fake.finish();
+  fake.device().pinned().free(pinned, {});
 }
 
 TEST(CheckedStream, CountsWhatWasAskedOfIt) {

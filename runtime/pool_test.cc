@@ -154,11 +154,13 @@ TEST_F(PoolTest, OnceSettledAnyLargerBlockServes) {
   const Block small = get(3000), next = get(3000);
   EXPECT_EQ(small.memory->capacity, 4096u) << "the closest first";
   EXPECT_EQ(next.memory->capacity, 8192u);
-  EXPECT_EQ(get(3000).memory->capacity, 65536u);
+  const Block large = get(3000);
+  EXPECT_EQ(large.memory->capacity, 65536u);
   EXPECT_EQ(pool_.stats().system_allocations, 3);
   EXPECT_EQ(pool_.stats().live, 3 * size_class(3000));
-  get(3000);
+  const Block more = get(3000);
   EXPECT_EQ(pool_.stats().system_allocations, 4) << "there is none";
+  for (const Block& block : {small, next, large, more}) put(block);
 }
 
 TEST(DryPool, CountsMemoryItDoesNotHave) {
