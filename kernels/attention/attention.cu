@@ -114,7 +114,8 @@ struct RowTile {
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    forward(Problem<T> p, Rows<T, 3> o, Rows<Accumulator<T>, 2> lse) {
+    attention_forward_kernel(Problem<T> p, Rows<T, 3> o,
+                             Rows<Accumulator<T>, 2> lse) {
   using A = Accumulator<T>;
   __shared__ alignas(16) Coefficients<A> weight;
   __shared__ A factor[kRowsOfDots];
@@ -190,8 +191,10 @@ struct Pair {
 // dq of sixteen rows: keys in ascending order.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    backward_queries(Problem<T> p, Rows<const T, 3> dout, Rows<const T, 3> o,
-                     Rows<const Accumulator<T>, 2> lse, Rows<T, 3> dq) {
+    attention_backward_queries_kernel(Problem<T> p, Rows<const T, 3> dout,
+                                      Rows<const T, 3> o,
+                                      Rows<const Accumulator<T>, 2> lse,
+                                      Rows<T, 3> dq) {
   using A = Accumulator<T>;
   __shared__ alignas(16) Coefficients<A> ds;
   __shared__ const T *queries[kRowsOfDots], *douts[kRowsOfDots];
@@ -253,9 +256,10 @@ __global__ void __launch_bounds__(kTileThreads)
 // columns of dk and, behind them, dv.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    backward_keys(Problem<T> p, Rows<const T, 3> dout, Rows<const T, 3> o,
-                  Rows<const Accumulator<T>, 2> lse, Rows<T, 3> dk,
-                  Rows<T, 3> dv) {
+    attention_backward_keys_kernel(Problem<T> p, Rows<const T, 3> dout,
+                                   Rows<const T, 3> o,
+                                   Rows<const Accumulator<T>, 2> lse,
+                                   Rows<T, 3> dk, Rows<T, 3> dv) {
   using A = Accumulator<T>;
   __shared__ alignas(16) Coefficients<A> weight, ds;
   __shared__ const T *queries[kTile], *douts[kTile];
@@ -390,7 +394,7 @@ void attention_forward(Launch l, View<const T> q_THD, View<const T> k_SGD,
                                      o_THV, lse_TH);
     }
   }
-  forward<T><<<blocks, kTileThreads, 0, stream_of(l)>>>(
+  attention_forward_kernel<T><<<blocks, kTileThreads, 0, stream_of(l)>>>(
       problem(q_THD, k_SGD, v_SGV, range, scale), rows<3>(o_THV),
       rows<2>(lse_TH));
   check_launch("attention_forward");
@@ -412,14 +416,16 @@ void attention_backward(Launch l, View<const T> do_THV, View<const T> q_THD,
   const Problem<T> p = problem(q_THD, k_SGD, v_SGV, range, scale);
   const unsigned queries = row_blocks(q_THD, k_SGD);
   if (queries > 0) {
-    backward_queries<T><<<queries, kTileThreads, 0, stream_of(l)>>>(
-        p, rows<3>(do_THV), rows<3>(o_THV), rows<2>(lse_TH), rows<3>(dq_THD));
+    attention_backward_queries_kernel<T>
+        <<<queries, kTileThreads, 0, stream_of(l)>>>(
+            p, rows<3>(do_THV), rows<3>(o_THV), rows<2>(lse_TH),
+            rows<3>(dq_THD));
     check_launch("attention_backward");
   }
   const int64_t keys = k_SGD.size(1) * ceil_div(k_SGD.size(0), kRowsOfDots) *
                        ceil_div(k_SGD.size(2) + v_SGV.size(2), kTileThreads);
   if (keys == 0) return;
-  backward_keys<T>
+  attention_backward_keys_kernel<T>
       <<<static_cast<unsigned>(keys), kTileThreads, 0, stream_of(l)>>>(
           p, rows<3>(do_THV), rows<3>(o_THV), rows<2>(lse_TH), rows<3>(dk_SGD),
           rows<3>(dv_SGV));

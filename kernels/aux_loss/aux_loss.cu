@@ -320,7 +320,8 @@ __global__ void __launch_bounds__(kThreads)
 // One cluster a sequence: its blocks share the pairs, then the experts.
 template <class C>
 __global__ void __launch_bounds__(kSumThreads)
-    count(Rows<const int32_t, 2> ids, Tokens set, Rows<C, 2> counts) {
+    bias_count_kernel(Rows<const int32_t, 2> ids, Tokens set,
+                      Rows<C, 2> counts) {
   namespace cg = cooperative_groups;
   __shared__ int32_t histogram[kMaxExperts];
   const cg::cluster_group cluster = cg::this_cluster();
@@ -352,8 +353,8 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 __global__ void __launch_bounds__(kSumThreads)
-    move_bias(Rows<const int64_t, 2> counts, float rate, Rows<float, 1> bias,
-              const double* clip) {
+    bias_move_kernel(Rows<const int64_t, 2> counts, float rate,
+                     Rows<float, 1> bias, const double* clip) {
   if (clip != nullptr && !isfinite(*clip)) return;
   const int64_t experts = counts.size[1];
   const auto count = [&](int64_t e) {
@@ -385,7 +386,7 @@ void count_experts(Launch l, View<const int32_t> ids, const TokenSet& set,
   CHECK_LE(counts.size(1), kMaxExperts) << "[aux_loss] " << describe(counts);
   const Tokens tokens = tokens_of(set, ids.size(0));
   if (tokens.sequences == 0) return;
-  launch_clusters(l, count<C>,
+  launch_clusters(l, bias_count_kernel<C>,
                   dim3(kCluster * static_cast<unsigned>(tokens.sequences)),
                   kSumThreads, 0, rows<2>(ids), tokens, rows<2>(counts));
   check_launch("count_experts");
@@ -438,7 +439,7 @@ void z_loss_backward(Launch l, double dloss, View<const A> logits,
 void update_router_bias(Launch l, View<const int64_t> counts, double rate,
                         View<float> bias, View<const double> clip) {
   if (counts.size(1) == 0) return;
-  move_bias<<<1, kSumThreads, 0, stream_of(l)>>>(
+  bias_move_kernel<<<1, kSumThreads, 0, stream_of(l)>>>(
       rows<2>(counts), static_cast<float>(rate), rows<1>(bias), clip.data);
   check_launch("update_router_bias");
 }

@@ -12,8 +12,9 @@ constexpr int kWarps = kThreads / kWarp;
 // ascending order of slots.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    forward(Rows<const T, 2> x, Rows<const Accumulator<T>, 2> weight,
-            Rows<const int32_t, 2> row, Rows<T, 2> y) {
+    combine_forward_kernel(Rows<const T, 2> x,
+                           Rows<const Accumulator<T>, 2> weight,
+                           Rows<const int32_t, 2> row, Rows<T, 2> y) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t t = blockIdx.x, width = y.size[1], top_k = row.size[1];
@@ -50,9 +51,10 @@ __global__ void __launch_bounds__(kThreads)
 // time. Dot products end in a fixed tree over the block.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward(Rows<const T, 2> dy, Rows<const T, 2> x,
-             Rows<const Accumulator<T>, 2> weight, Rows<const int32_t, 2> row,
-             Rows<T, 2> dx, Rows<Accumulator<T>, 2> dweight) {
+    combine_backward_kernel(Rows<const T, 2> dy, Rows<const T, 2> x,
+                            Rows<const Accumulator<T>, 2> weight,
+                            Rows<const int32_t, 2> row, Rows<T, 2> dx,
+                            Rows<Accumulator<T>, 2> dweight) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   __shared__ A parts[kSlots][kWarps];
@@ -107,7 +109,7 @@ void combine_forward(Launch l, View<const T> x,
                      View<T> y) {
   if (y.elements() == 0) return;
   const auto run = [&]<bool kWhole>() {
-    forward<kWhole, T>
+    combine_forward_kernel<kWhole, T>
         <<<static_cast<unsigned>(y.size(0)), kThreads, 0, stream_of(l)>>>(
             rows<2>(x), rows<2>(weight), rows<2>(row), rows<2>(y));
   };
@@ -122,7 +124,7 @@ void combine_backward(Launch l, View<const T> dy, View<const T> x,
                       View<Accumulator<T>> dweight) {
   if (dy.size(0) == 0) return;
   const auto run = [&]<bool kWhole>() {
-    backward<kWhole, T>
+    combine_backward_kernel<kWhole, T>
         <<<static_cast<unsigned>(dy.size(0)), kThreads, 0, stream_of(l)>>>(
             rows<2>(dy), rows<2>(x), rows<2>(weight), rows<2>(row), rows<2>(dx),
             rows<2>(dweight));

@@ -16,8 +16,10 @@ constexpr int kPacks = 4;  // whose loads are in flight together
 // has those that threads of a cluster's blocks have at its place.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    forward(Rows<const T, 2> logits, Rows<const int32_t, 1> labels,
-            Rows<Accumulator<T>, 1> loss, Rows<Accumulator<T>, 1> lse) {
+    cross_entropy_forward_kernel(Rows<const T, 2> logits,
+                                 Rows<const int32_t, 1> labels,
+                                 Rows<Accumulator<T>, 1> loss,
+                                 Rows<Accumulator<T>, 1> lse) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize, kSums = kRowThreads / kThreads;
   static_assert(kPacks % kSums == 0);
@@ -70,9 +72,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward(Rows<T, 2> logits, Rows<const int32_t, 1> labels,
-             Rows<const Accumulator<T>, 1> lse,
-             Rows<const Accumulator<T>, 1> weight) {
+    cross_entropy_backward_kernel(Rows<T, 2> logits,
+                                  Rows<const int32_t, 1> labels,
+                                  Rows<const Accumulator<T>, 1> lse,
+                                  Rows<const Accumulator<T>, 1> weight) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t t = blockIdx.x, n = logits.size[1];
@@ -107,7 +110,8 @@ __global__ void __launch_bounds__(kThreads)
 // The factor is nearly always 1: then no block does more than read it.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    scale(Rows<T, 2> dlogits, const Accumulator<T>* factor) {
+    cross_entropy_scale_kernel(Rows<T, 2> dlogits,
+                               const Accumulator<T>* factor) {
   constexpr int kN = Pack<T>::kSize;
   const Accumulator<T> by = *factor;
   if (by == 1) return;
@@ -134,8 +138,9 @@ void cross_entropy_forward(Launch l, View<const T> logits,
   const auto blocks = static_cast<unsigned>(logits.size(0));
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    forward<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
-        rows<2>(logits), rows<1>(labels), rows<1>(loss), rows<1>(lse));
+    cross_entropy_forward_kernel<kWhole, T>
+        <<<blocks, kThreads, 0, stream_of(l)>>>(
+            rows<2>(logits), rows<1>(labels), rows<1>(loss), rows<1>(lse));
   };
   by_alignment(run, logits);
   check_launch("cross_entropy_forward");
@@ -149,8 +154,9 @@ void cross_entropy_backward(Launch l, View<T> logits,
   const auto blocks = static_cast<unsigned>(logits.size(0));
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    backward<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
-        rows<2>(logits), rows<1>(labels), rows<1>(lse), rows<1>(weight));
+    cross_entropy_backward_kernel<kWhole, T>
+        <<<blocks, kThreads, 0, stream_of(l)>>>(
+            rows<2>(logits), rows<1>(labels), rows<1>(lse), rows<1>(weight));
   };
   by_alignment(run, View<const T>(logits));
   check_launch("cross_entropy_backward");
@@ -180,7 +186,7 @@ void cross_entropy_scale(Launch l, View<T> dlogits,
       static_cast<unsigned>(std::min(dlogits.size(0), kScaleBlocks));
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    scale<kWhole, T>
+    cross_entropy_scale_kernel<kWhole, T>
         <<<blocks, kThreads, 0, stream_of(l)>>>(rows<2>(dlogits), factor.data);
   };
   by_alignment(run, View<const T>(dlogits));

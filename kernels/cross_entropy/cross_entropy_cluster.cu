@@ -25,9 +25,11 @@ __device__ Logits unpack(const uint4& bits) {
 
 // One cluster a token; the loads of a row are in flight together.
 __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
-    forward_backward(Rows<bf16, 2> logits, Rows<const int32_t, 1> labels,
-                     Rows<const float, 1> weight, Rows<float, 1> loss,
-                     Rows<float, 1> lse) {
+    cross_entropy_forward_backward_kernel(Rows<bf16, 2> logits,
+                                          Rows<const int32_t, 1> labels,
+                                          Rows<const float, 1> weight,
+                                          Rows<float, 1> loss,
+                                          Rows<float, 1> lse) {
   constexpr int kPacks = kMostPacks;
   extern __shared__ uint4 shared[];
   __shared__ float2 parts[kRowWarps];
@@ -109,8 +111,8 @@ void cross_entropy_clusters(Launch l, View<bf16> logits,
   const int bytes =
       pack_bytes(cross_entropy_plan(true, true, logits.size(1)).packs);
   static const cudaError_t opted_in = cudaFuncSetAttribute(
-      forward_backward, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      pack_bytes(kMostPacks));
+      cross_entropy_forward_backward_kernel,
+      cudaFuncAttributeMaxDynamicSharedMemorySize, pack_bytes(kMostPacks));
   CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -122,9 +124,9 @@ void cross_entropy_clusters(Launch l, View<bf16> logits,
   config.stream = stream_of(l);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, forward_backward, rows<2>(logits),
-                     rows<1>(labels), rows<1>(weight), rows<1>(loss),
-                     rows<1>(lse));
+  cudaLaunchKernelEx(&config, cross_entropy_forward_backward_kernel,
+                     rows<2>(logits), rows<1>(labels), rows<1>(weight),
+                     rows<1>(loss), rows<1>(lse));
   check_launch("cross_entropy_forward_backward");
 }
 

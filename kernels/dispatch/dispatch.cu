@@ -12,7 +12,8 @@ constexpr int kSlots = 8;  // rows that a thread reads at a time
 // written K times.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    forward(Rows<const T, 2> x, Rows<const int32_t, 2> row, Rows<T, 2> routed) {
+    dispatch_forward_kernel(Rows<const T, 2> x, Rows<const int32_t, 2> row,
+                            Rows<T, 2> routed) {
   constexpr int kN = Pack<T>::kSize;
   const int64_t t = blockIdx.x, width = x.size[1];
   const int64_t packs = (width + kN - 1) / kN;
@@ -39,8 +40,8 @@ __global__ void __launch_bounds__(kThreads)
 // ascending order of slots.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward(Rows<const T, 2> routed, Rows<const int32_t, 2> row,
-             Rows<T, 2> dx) {
+    dispatch_backward_kernel(Rows<const T, 2> routed,
+                             Rows<const int32_t, 2> row, Rows<T, 2> dx) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t t = blockIdx.x, width = dx.size[1], top_k = row.size[1];
@@ -77,7 +78,7 @@ void dispatch_forward(Launch l, View<const T> x, View<const int32_t> row,
                       View<T> x_routed) {
   if (x.elements() == 0) return;
   const auto run = [&]<bool kWhole>() {
-    forward<kWhole, T>
+    dispatch_forward_kernel<kWhole, T>
         <<<static_cast<unsigned>(x.size(0)), kThreads, 0, stream_of(l)>>>(
             rows<2>(x), rows<2>(row), rows<2>(x_routed));
   };
@@ -90,7 +91,7 @@ void dispatch_backward(Launch l, View<const T> dx_routed,
                        View<const int32_t> row, View<T> dx) {
   if (dx.elements() == 0) return;
   const auto run = [&]<bool kWhole>() {
-    backward<kWhole, T>
+    dispatch_backward_kernel<kWhole, T>
         <<<static_cast<unsigned>(dx.size(0)), kThreads, 0, stream_of(l)>>>(
             rows<2>(dx_routed), rows<2>(row), rows<2>(dx));
   };

@@ -122,7 +122,7 @@ void launch_packs(const Launch& l, F f, const Nest<1 + sizeof...(X)>& from,
     half.shape[0] /= 2;
     rest.shape[0] -= half.shape[0];
     int k = 1;
-    const auto moved = [&](auto* p) {
+    [[maybe_unused]] const auto moved = [&](auto* p) {
       return p + half.shape[0] * from.strides[k++][0];
     };
     const std::tuple<const X*...> second{moved(x)...};  // braces: in order

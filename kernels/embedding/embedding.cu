@@ -11,7 +11,8 @@ constexpr int kWarps = kThreads / kWarp;
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kForwardThreads)
-    forward(Rows<const int32_t, 1> ids, Rows<const T, 2> table, Rows<T, 2> y) {
+    embedding_forward_kernel(Rows<const int32_t, 1> ids, Rows<const T, 2> table,
+                             Rows<T, 2> y) {
   constexpr int kN = Pack<T>::kSize;
   const int64_t t = blockIdx.x, d = y.size[1];
   const int64_t packs = (d + kN - 1) / kN;
@@ -61,8 +62,9 @@ constexpr int kIdsAtOnce = kThreads * kIdsEach;
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward(Rows<const int32_t, 1> ids, Rows<const T, 2> dy,
-             Rows<Accumulator<T>, 2> dtable, int64_t padding_id) {
+    embedding_backward_kernel(Rows<const int32_t, 1> ids, Rows<const T, 2> dy,
+                              Rows<Accumulator<T>, 2> dtable,
+                              int64_t padding_id) {
   __shared__ int32_t found[kIdsAtOnce];
   __shared__ int counts[kWarps];
   const int64_t tokens = ids.size[0], t = blockIdx.x;
@@ -118,7 +120,7 @@ void embedding_forward(Launch l, View<const int32_t> ids, View<const T> table,
                        View<T> y) {
   if (y.elements() == 0) return;
   const auto run = [&]<bool kWhole>() {
-    forward<kWhole, T>
+    embedding_forward_kernel<kWhole, T>
         <<<static_cast<unsigned>(ids.size(0)), kForwardThreads, 0,
            stream_of(l)>>>(rows<1>(ids), rows<2>(table), rows<2>(y));
   };
@@ -136,7 +138,7 @@ void embedding_backward(Launch l, View<const int32_t> ids, View<const T> dy,
                                          workspace);
   }
   const auto run = [&]<bool kWhole>() {
-    backward<kWhole, T>
+    embedding_backward_kernel<kWhole, T>
         <<<static_cast<unsigned>(ids.size(0)), kThreads, 0, stream_of(l)>>>(
             rows<1>(ids), rows<2>(dy), rows<2>(dtable), padding_id);
   };

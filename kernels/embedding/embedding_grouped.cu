@@ -56,8 +56,8 @@ __device__ int32_t id_of_thread(const Rows<const int32_t, 1>& ids,
 }
 
 __global__ void __launch_bounds__(kLinkThreads)
-    clear_lists(Rows<const int32_t, 1> ids, int64_t padding_id,
-                Workspace space) {
+    embedding_clear_lists_kernel(Rows<const int32_t, 1> ids, int64_t padding_id,
+                                 Workspace space) {
   wait_for_earlier();
   let_next_begin();
   int64_t t;
@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(kLinkThreads)
 }
 
 __global__ void __launch_bounds__(kLinkThreads)
-    link_tokens(Rows<const int32_t, 1> ids, int64_t padding_id,
-                Workspace space) {
-  // Older than clear_lists(), which has waited for it.
+    embedding_link_tokens_kernel(Rows<const int32_t, 1> ids, int64_t padding_id,
+                                 Workspace space) {
+  // Older than embedding_clear_lists_kernel(), which has waited for it.
   int64_t t;
   const int32_t id = id_of_thread(ids, padding_id, t);
   wait_for_earlier();
@@ -233,8 +233,9 @@ __device__ void add_many(const Rows<const int32_t, 1>& ids,
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads, 4)
-    add(Rows<const int32_t, 1> ids, int64_t padding_id, int64_t parts,
-        Rows<const T, 2> dy, Rows<Accumulator<T>, 2> dtable, Workspace space) {
+    embedding_add_kernel(Rows<const int32_t, 1> ids, int64_t padding_id,
+                         int64_t parts, Rows<const T, 2> dy,
+                         Rows<Accumulator<T>, 2> dtable, Workspace space) {
   const Division at =
       divide(int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, parts);
   const int64_t t = dy.size[0] - 1 - at.quotient;
@@ -263,16 +264,16 @@ void embedding_backward_grouped(Launch l, View<const int32_t> ids,
   const auto blocks = [](int64_t n, int each) {
     return dim3(static_cast<unsigned>(ceil_div(n, each)));
   };
-  launch_early(l, clear_lists, blocks(tokens, kLinkThreads), kLinkThreads, 0, 1,
-               rows<1>(ids), padding_id, space);
-  launch_early(l, link_tokens, blocks(tokens, kLinkThreads), kLinkThreads, 0, 1,
-               rows<1>(ids), padding_id, space);
+  launch_early(l, embedding_clear_lists_kernel, blocks(tokens, kLinkThreads),
+               kLinkThreads, 0, 1, rows<1>(ids), padding_id, space);
+  launch_early(l, embedding_link_tokens_kernel, blocks(tokens, kLinkThreads),
+               kLinkThreads, 0, 1, rows<1>(ids), padding_id, space);
   const int64_t parts = ceil_div(
       ceil_div(dy.size(1), Pack<Accumulator<T>>::kSize), kWarp * kHeld);
   const auto run = [&]<bool kWhole>() {
-    launch_early(l, add<kWhole, T>, blocks(tokens * parts, kWarps), kThreads, 0,
-                 1, rows<1>(ids), padding_id, parts, rows<2>(dy),
-                 rows<2>(dtable), space);
+    launch_early(l, embedding_add_kernel<kWhole, T>,
+                 blocks(tokens * parts, kWarps), kThreads, 0, 1, rows<1>(ids),
+                 padding_id, parts, rows<2>(dy), rows<2>(dtable), space);
   };
   if (packable_onto(dy, dtable)) {
     run.template operator()<true>();

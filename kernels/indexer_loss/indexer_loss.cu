@@ -63,9 +63,11 @@ __device__ Accumulator<T> sum_heads(const Side<T>& side, int64_t t,
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    forward(Side<T> index, Side<T> attention, Rows<const int32_t, 2> ids,
-            Rows<Accumulator<T>, 1> loss, Rows<Accumulator<T>, 2> dscore,
-            Rows<Accumulator<T>, 2> target) {
+    indexer_loss_forward_kernel(Side<T> index, Side<T> attention,
+                                Rows<const int32_t, 2> ids,
+                                Rows<Accumulator<T>, 1> loss,
+                                Rows<Accumulator<T>, 2> dscore,
+                                Rows<Accumulator<T>, 2> target) {
   using A = Accumulator<T>;
   extern __shared__ double row_memory[];
   __shared__ SelectedTiles::Shared selected;
@@ -102,8 +104,9 @@ __global__ void __launch_bounds__(kTileThreads)
 
 template <class A>
 __global__ void __launch_bounds__(kTileThreads)
-    kl(Rows<const A, 2> score, Rows<const A, 2> target,
-       Rows<const int32_t, 2> ids, Rows<A, 1> loss, Rows<A, 2> dscore) {
+    indexer_loss_kl_kernel(Rows<const A, 2> score, Rows<const A, 2> target,
+                           Rows<const int32_t, 2> ids, Rows<A, 1> loss,
+                           Rows<A, 2> dscore) {
   extern __shared__ double row_memory[];
   __shared__ SelectedTiles::Shared selected;
   const int64_t t = blockIdx.x, slots = ids.size[1];
@@ -132,10 +135,12 @@ __global__ void __launch_bounds__(kTileThreads)
 // dq and dw of sixteen heads of a query.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    backward_queries(Rows<const Accumulator<T>, 2> dscore,
-                     Rows<const Accumulator<T>, 1> dloss, Side<T> index,
-                     Rows<const int32_t, 2> ids, Rows<T, 3> dq,
-                     Rows<Accumulator<T>, 2> dw) {
+    indexer_loss_backward_queries_kernel(Rows<const Accumulator<T>, 2> dscore,
+                                         Rows<const Accumulator<T>, 1> dloss,
+                                         Side<T> index,
+                                         Rows<const int32_t, 2> ids,
+                                         Rows<T, 3> dq,
+                                         Rows<Accumulator<T>, 2> dw) {
   using A = Accumulator<T>;
   __shared__ SelectedTiles::Shared selected;
   __shared__ alignas(16) Coefficients<A> ds;
@@ -187,11 +192,12 @@ __global__ void __launch_bounds__(kTileThreads)
 // makes the ds of one (entry, head), recomputing q . k with the bits it had.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    backward_keys(Rows<const Accumulator<T>, 2> dscore,
-                  Rows<const Accumulator<T>, 1> dloss, Side<T> index,
-                  Rows<const int32_t, 1> offsets,
-                  Rows<const int32_t, 1> entries, int32_t slots,
-                  Rows<T, 2> dk) {
+    indexer_loss_backward_keys_kernel(Rows<const Accumulator<T>, 2> dscore,
+                                      Rows<const Accumulator<T>, 1> dloss,
+                                      Side<T> index,
+                                      Rows<const int32_t, 1> offsets,
+                                      Rows<const int32_t, 1> entries,
+                                      int32_t slots, Rows<T, 2> dk) {
   using A = Accumulator<T>;
   __shared__ A key[kMaxWidth], ds[kTileThreads];
   __shared__ const T* queries[kTileThreads];
@@ -301,8 +307,8 @@ void indexer_loss_forward(Launch l, View<const T> qI_THD, View<const T> kI_SD,
     }
   }
   const size_t bytes = row_bytes<A>(ids_TK.size(1));
-  allow_bytes(forward<T>, bytes, "indexer_loss");
-  forward<T><<<blocks, kTileThreads, bytes, stream_of(l)>>>(
+  allow_bytes(indexer_loss_forward_kernel<T>, bytes, "indexer_loss");
+  indexer_loss_forward_kernel<T><<<blocks, kTileThreads, bytes, stream_of(l)>>>(
       Side<T>{rows<3>(qI_THD), rows<2>(kI_SD), rows<2>(w_TH),
               static_cast<A>(index_scale)},
       Side<T>{rows<3>(q_THD), rows<2>(kv_SD), rows<2>(lse_TH),
@@ -318,8 +324,8 @@ void indexer_kl(Launch l, View<const A> scores_TK, View<const A> target_TK,
   const auto blocks = static_cast<unsigned>(ids_TK.size(0));
   if (blocks == 0) return;
   const size_t bytes = row_bytes<A>(ids_TK.size(1));
-  allow_bytes(kl<A>, bytes, "indexer_kl");
-  kl<A><<<blocks, kTileThreads, bytes, stream_of(l)>>>(
+  allow_bytes(indexer_loss_kl_kernel<A>, bytes, "indexer_kl");
+  indexer_loss_kl_kernel<A><<<blocks, kTileThreads, bytes, stream_of(l)>>>(
       rows<2>(scores_TK), rows<2>(target_TK), rows<2>(ids_TK), rows<1>(loss_T),
       rows<2>(dscore_TK));
   check_launch("indexer_kl");
@@ -364,7 +370,7 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
   const int64_t queries =
       qI_THD.size(0) * ceil_div(qI_THD.size(1), kRowsOfDots);
   if (queries > 0) {
-    backward_queries<T>
+    indexer_loss_backward_queries_kernel<T>
         <<<static_cast<unsigned>(queries), kTileThreads, 0, stream_of(l)>>>(
             rows<2>(dscore_TK), rows<1>(dloss_T), index, rows<2>(ids_TK),
             rows<3>(dqI_THD), rows<2>(dw_TH));
@@ -372,7 +378,7 @@ void indexer_loss_backward(Launch l, View<const Accumulator<T>> dscore_TK,
   }
   const auto keys = static_cast<unsigned>(kI_SD.size(0));
   if (keys == 0) return;
-  backward_keys<T><<<keys, kTileThreads, 0, stream_of(l)>>>(
+  indexer_loss_backward_keys_kernel<T><<<keys, kTileThreads, 0, stream_of(l)>>>(
       rows<2>(dscore_TK), rows<1>(dloss_T), index, rows<1>(inverse_offsets_S1),
       rows<1>(inverse_entries), static_cast<int32_t>(ids_TK.size(1)),
       rows<2>(dkI_SD));

@@ -56,7 +56,7 @@ struct QueriesProblem {
 // Two blocks fit a processor's shared memory.
 template <int kPanels>
 __global__ void __launch_bounds__(kThreads, 2)
-    backward_queries(QueriesProblem x) {
+    indexer_loss_query_tiles_kernel(QueriesProblem x) {
   constexpr int kDim = 64 * kPanels;
   extern __shared__ __align__(1024) char raw[];
   auto& s = *reinterpret_cast<QueriesShared<kPanels>*>(raw);
@@ -269,7 +269,8 @@ __device__ inline int lower_bound(const Rows<const int32_t, 1>& entries,
 // segments' sums are added in order.
 constexpr int kSumThreads = 256;
 template <int kDim>
-__global__ void __launch_bounds__(kSumThreads) sum_rows(KeysProblem x) {
+__global__ void __launch_bounds__(kSumThreads)
+    indexer_loss_sum_rows_kernel(KeysProblem x) {
   using V = Pack<float>;
   constexpr int kPieces = kDim / V::kSize, kSegments = kSumThreads / kPieces;
   constexpr int kAtOnce = 8;
@@ -321,12 +322,12 @@ template <int kPanels>
 void launch_backward(Launch l, const IndexerLossPlan& plan, int64_t tokens,
                      QueriesProblem queries, KeysProblem keys) {
   constexpr int kShared = sizeof(QueriesShared<kPanels>);
-  const auto kernel = backward_queries<kPanels>;
+  const auto kernel = indexer_loss_query_tiles_kernel<kPanels>;
   static const cudaError_t opted_in = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);
   const auto add = [&] {
-    sum_rows<64 * kPanels>
+    indexer_loss_sum_rows_kernel<64 * kPanels>
         <<<static_cast<unsigned>(queries.keys), kSumThreads, 0, stream_of(l)>>>(
             keys);
     check_launch("indexer_loss_backward");

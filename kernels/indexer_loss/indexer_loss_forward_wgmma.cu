@@ -141,9 +141,9 @@ __device__ __forceinline__ void score_tiles(ForwardShared<kIndexPanels>& s,
 
 template <int kIndexPanels>
 __global__ void __launch_bounds__(kThreads, 1)
-    forward_tiles(const __grid_constant__ CUtensorMap q_map,
-                  const __grid_constant__ CUtensorMap qi_map,
-                  ForwardProblem x) {
+    indexer_loss_forward_tiles_kernel(
+        const __grid_constant__ CUtensorMap q_map,
+        const __grid_constant__ CUtensorMap qi_map, ForwardProblem x) {
   extern __shared__ __align__(1024) char raw[];
   auto& s = *reinterpret_cast<ForwardShared<kIndexPanels>*>(raw);
   const int tid = static_cast<int>(threadIdx.x), group = tid / 128;
@@ -236,7 +236,7 @@ void launch_forward(Launch l, const View<const bf16>& q_THD,
   constexpr int kShared = sizeof(ForwardShared<kIndexPanels>);
   static_assert(kShared <= 227 << 10);
   static_assert(kLossHeads == kMlaHeads);  // of a box of heads_map()
-  const auto kernel = forward_tiles<kIndexPanels>;
+  const auto kernel = indexer_loss_forward_tiles_kernel<kIndexPanels>;
   static const cudaError_t opted_in = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   CHECK(opted_in == cudaSuccess) << cudaGetErrorString(opted_in);

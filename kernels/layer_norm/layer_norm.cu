@@ -8,9 +8,10 @@ namespace {
 
 template <bool kWhole, class Plan, class T>
 __global__ void __launch_bounds__(Plan::kThreads)
-    forward(Rows<const T, 2> x_ND, const T* w, const T* b, float eps,
-            Rows<T, 2> y_ND, Rows<Accumulator<T>, 1> mean_N,
-            Rows<Accumulator<T>, 1> rstd_N) {
+    layer_norm_forward_kernel(Rows<const T, 2> x_ND, const T* w, const T* b,
+                              float eps, Rows<T, 2> y_ND,
+                              Rows<Accumulator<T>, 1> mean_N,
+                              Rows<Accumulator<T>, 1> rstd_N) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t i =
@@ -73,9 +74,10 @@ __device__ void row_sums(A (&value)[kEach]) {
 constexpr int kShortThreads = 256, kShortEach = 2;
 template <int kLanes, class T>
 __global__ void __launch_bounds__(kShortThreads, 8)
-    forward_short(Rows<const T, 2> x_ND, const T* w, const T* b, float eps,
-                  Rows<T, 2> y_ND, Rows<Accumulator<T>, 1> mean_N,
-                  Rows<Accumulator<T>, 1> rstd_N) {
+    layer_norm_forward_short_kernel(Rows<const T, 2> x_ND, const T* w,
+                                    const T* b, float eps, Rows<T, 2> y_ND,
+                                    Rows<Accumulator<T>, 1> mean_N,
+                                    Rows<Accumulator<T>, 1> rstd_N) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize, kGroups = kShortThreads / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -136,9 +138,10 @@ __global__ void __launch_bounds__(kShortThreads, 8)
 
 template <bool kWhole, class Plan, class T>
 __global__ void __launch_bounds__(Plan::kThreads)
-    backward(Rows<const T, 2> dy_ND, Rows<const T, 2> x_ND, const T* w,
-             Rows<const Accumulator<T>, 1> mean_N,
-             Rows<const Accumulator<T>, 1> rstd_N, Rows<T, 2> dx_ND) {
+    layer_norm_backward_kernel(Rows<const T, 2> dy_ND, Rows<const T, 2> x_ND,
+                               const T* w, Rows<const Accumulator<T>, 1> mean_N,
+                               Rows<const Accumulator<T>, 1> rstd_N,
+                               Rows<T, 2> dx_ND) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t i =
@@ -236,7 +239,7 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
   if (n == 0) return;
   const auto run_short = [&]<int kLanes>() {
     constexpr int kRows = kShortThreads / kLanes * kShortEach;
-    launch_early(l, forward_short<kLanes, T>,
+    launch_early(l, layer_norm_forward_short_kernel<kLanes, T>,
                  dim3(static_cast<unsigned>(ceil_div(n, kRows))), kShortThreads,
                  0, 1, rows<2>(x_ND), w_D.data, b_D.data, eps, rows<2>(y_ND),
                  rows<1>(mean_N), rows<1>(rstd_N));
@@ -251,9 +254,10 @@ void layer_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
   const auto run = [&]<bool kWhole>() {
     by_row_length(ceil_div(x_ND.size(1), Pack<T>::kSize), [&]<class Plan>() {
       const auto blocks = static_cast<unsigned>(ceil_div(n, Plan::kRows));
-      forward<kWhole, Plan, T><<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
-          rows<2>(x_ND), w_D.data, b_D.data, eps, rows<2>(y_ND),
-          rows<1>(mean_N), rows<1>(rstd_N));
+      layer_norm_forward_kernel<kWhole, Plan, T>
+          <<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
+              rows<2>(x_ND), w_D.data, b_D.data, eps, rows<2>(y_ND),
+              rows<1>(mean_N), rows<1>(rstd_N));
     });
   };
   by_alignment(run, x_ND, w_D, b_D, View<const T>(y_ND));
@@ -277,9 +281,10 @@ void layer_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
   const auto run = [&]<bool kWhole>() {
     by_row_length(ceil_div(x_ND.size(1), Pack<T>::kSize), [&]<class Plan>() {
       const auto blocks = static_cast<unsigned>(ceil_div(n, Plan::kRows));
-      backward<kWhole, Plan, T><<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
-          rows<2>(dy_ND), rows<2>(x_ND), w_D.data, rows<1>(mean_N),
-          rows<1>(rstd_N), rows<2>(dx_ND));
+      layer_norm_backward_kernel<kWhole, Plan, T>
+          <<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
+              rows<2>(dy_ND), rows<2>(x_ND), w_D.data, rows<1>(mean_N),
+              rows<1>(rstd_N), rows<2>(dx_ND));
     });
   };
   by_alignment(run, dy_ND, x_ND, w_D, View<const T>(dx_ND));

@@ -8,9 +8,9 @@ namespace {
 // kAdd: of x + residual, which goes to sum.
 template <bool kWhole, class Plan, bool kAdd, class T>
 __global__ void __launch_bounds__(Plan::kThreads)
-    forward(Rows<const T, 2> x_ND, Rows<const T, 2> residual_ND, const T* w,
-            float eps, Rows<T, 2> sum_ND, Rows<T, 2> y_ND,
-            Rows<Accumulator<T>, 1> rstd_N) {
+    rms_norm_forward_kernel(Rows<const T, 2> x_ND, Rows<const T, 2> residual_ND,
+                            const T* w, float eps, Rows<T, 2> sum_ND,
+                            Rows<T, 2> y_ND, Rows<Accumulator<T>, 1> rstd_N) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t i =
@@ -59,8 +59,9 @@ __global__ void __launch_bounds__(Plan::kThreads)
 
 template <bool kWhole, class Plan, class T>
 __global__ void __launch_bounds__(Plan::kThreads)
-    backward(Rows<const T, 2> dy_ND, Rows<const T, 2> x_ND, const T* w,
-             Rows<const Accumulator<T>, 1> rstd_N, Rows<T, 2> dx_ND) {
+    rms_norm_backward_kernel(Rows<const T, 2> dy_ND, Rows<const T, 2> x_ND,
+                             const T* w, Rows<const Accumulator<T>, 1> rstd_N,
+                             Rows<T, 2> dx_ND) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t i =
@@ -147,7 +148,7 @@ void rms_norm_forward(Launch l, View<const T> x_ND, View<const T> w_D,
   const auto run = [&]<bool kWhole>() {
     by_row_length(ceil_div(x_ND.size(1), Pack<T>::kSize), [&]<class Plan>() {
       const auto blocks = static_cast<unsigned>(ceil_div(n, Plan::kRows));
-      forward<kWhole, Plan, false, T>
+      rms_norm_forward_kernel<kWhole, Plan, false, T>
           <<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
               rows<2>(x_ND), rows<2>(x_ND), w_D.data, eps, rows<2>(y_ND),
               rows<2>(y_ND), rows<1>(rstd_N));
@@ -167,7 +168,7 @@ void add_rms_norm_forward(Launch l, View<const T> x_ND,
   const auto run = [&]<bool kWhole>() {
     by_row_length(ceil_div(x_ND.size(1), Pack<T>::kSize), [&]<class Plan>() {
       const auto blocks = static_cast<unsigned>(ceil_div(n, Plan::kRows));
-      forward<kWhole, Plan, true, T>
+      rms_norm_forward_kernel<kWhole, Plan, true, T>
           <<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
               rows<2>(x_ND), rows<2>(residual_ND), w_D.data, eps,
               rows<2>(sum_ND), rows<2>(y_ND), rows<1>(rstd_N));
@@ -210,9 +211,10 @@ void rms_norm_backward(Launch l, View<const T> dy_ND, View<const T> x_ND,
   const auto run = [&]<bool kWhole>() {
     by_row_length(ceil_div(x_ND.size(1), Pack<T>::kSize), [&]<class Plan>() {
       const auto blocks = static_cast<unsigned>(ceil_div(n, Plan::kRows));
-      backward<kWhole, Plan, T><<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
-          rows<2>(dy_ND), rows<2>(x_ND), w_D.data, rows<1>(rstd_N),
-          rows<2>(dx_ND));
+      rms_norm_backward_kernel<kWhole, Plan, T>
+          <<<blocks, Plan::kThreads, 0, stream_of(l)>>>(
+              rows<2>(dy_ND), rows<2>(x_ND), w_D.data, rows<1>(rstd_N),
+              rows<2>(dx_ND));
     });
   };
   by_alignment(run, dy_ND, x_ND, w_D, View<const T>(dx_ND));

@@ -18,9 +18,9 @@ struct Frequencies {
 };
 
 __global__ void __launch_bounds__(kThreads)
-    table(Rows<const int32_t, 1> positions, Frequencies inverse, int64_t first,
-          int count, double factor, Rows<float, 2> cosines,
-          Rows<float, 2> sines) {
+    rope_table_kernel(Rows<const int32_t, 1> positions, Frequencies inverse,
+                      int64_t first, int count, double factor,
+                      Rows<float, 2> cosines, Rows<float, 2> sines) {
   const Division at =
       divide(int64_t{blockIdx.x} * kThreads + threadIdx.x, count);
   const int64_t t = at.quotient, j = first + at.rest;
@@ -77,8 +77,8 @@ __device__ void store_pairs(T* head, int64_t j, int64_t half,
 // turns back.
 template <bool kWhole, bool kInterleaved, bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads, 4)
-    turn(Rows<const T, 3> in, Rows<const float, 2> cosines,
-         Rows<const float, 2> sines, Rows<T, 3> out) {
+    rope_kernel(Rows<const T, 3> in, Rows<const float, 2> cosines,
+                Rows<const float, 2> sines, Rows<T, 3> out) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t heads = in.size[1], half = cosines.size[1];
@@ -126,8 +126,8 @@ void launch_turn(const Launch& l, const View<const T>& in,
   const auto blocks = static_cast<unsigned>(ceil_div(items, kThreads));
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    const auto kernel = interleaved ? turn<kWhole, true, kBackward, T>
-                                    : turn<kWhole, false, kBackward, T>;
+    const auto kernel = interleaved ? rope_kernel<kWhole, true, kBackward, T>
+                                    : rope_kernel<kWhole, false, kBackward, T>;
     kernel<<<blocks, kThreads, 0, stream_of(l)>>>(rows<3>(in), rows<2>(cos),
                                                   rows<2>(sin), rows<3>(out));
   };
@@ -159,7 +159,7 @@ void rope_table(Launch l, View<const int32_t> positions,
     const auto blocks =
         static_cast<unsigned>(ceil_div(positions.size(0) * count, kThreads));
     if (blocks == 0) return;
-    table<<<blocks, kThreads, 0, stream_of(l)>>>(
+    rope_table_kernel<<<blocks, kThreads, 0, stream_of(l)>>>(
         rows<1>(positions), inverse, first, static_cast<int>(count), factor,
         rows<2>(cos), rows<2>(sin));
   }

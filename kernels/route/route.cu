@@ -49,8 +49,8 @@ __device__ void for_each_slot(const Rows<const int32_t, 2>& ids, int64_t t,
 // that chose an expert twice spoils that; then pairs are compared, 32 at a
 // time.
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
-    count_and_rank(Rows<const int32_t, 2> ids, int experts, int32_t* offsets,
-                   Rows<int32_t, 2> row) {
+    route_count_and_rank_kernel(Rows<const int32_t, 2> ids, int experts,
+                                int32_t* offsets, Rows<int32_t, 2> row) {
   namespace cg = cooperative_groups;
   extern __shared__ int32_t shared[];
   __shared__ int32_t scan[kMaxWarps];
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 // The pairs of rows, which lie scattered: by all processors.
 constexpr int kInvertThreads = 256;
 __global__ void __launch_bounds__(kInvertThreads)
-    invert(Rows<const int32_t, 2> row, const int32_t* routed, int64_t capacity,
-           int32_t* token, int32_t* slot) {
+    route_invert_kernel(Rows<const int32_t, 2> row, const int32_t* routed,
+                        int64_t capacity, int32_t* token, int32_t* slot) {
   const int64_t i = int64_t{blockIdx.x} * kInvertThreads + threadIdx.x;
   if (i < row.size[0] * row.size[1]) {
     const Division at = divide(i, row.size[1]);
@@ -207,17 +207,17 @@ void route(Launch l, View<const int32_t> ids, View<int32_t> offsets,
   const int warps = warps_for(experts);
   const size_t shared = shared_bytes(warps, experts);
   CHECK_LE(shared, kMaxShared) << "[route] " << experts << " experts";
-  cudaFuncSetAttribute(count_and_rank,
+  cudaFuncSetAttribute(route_count_and_rank_kernel,
                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                        static_cast<int>(kMaxShared));
-  launch_clusters(l, count_and_rank, dim3(kCluster),
+  launch_clusters(l, route_count_and_rank_kernel, dim3(kCluster),
                   static_cast<unsigned>(warps * kWarp), shared, rows<2>(ids),
                   static_cast<int>(experts), offsets.data, rows<2>(row));
   check_launch("route");
   const int64_t items = std::max(ids.elements(), token.size(0));
   if (items == 0) return;
-  invert<<<static_cast<unsigned>(ceil_div(items, kInvertThreads)),
-           kInvertThreads, 0, stream_of(l)>>>(
+  route_invert_kernel<<<static_cast<unsigned>(ceil_div(items, kInvertThreads)),
+                        kInvertThreads, 0, stream_of(l)>>>(
       rows<2>(View<const int32_t>(row)), &offsets.data[experts], token.size(0),
       token.data, slot.data);
   check_launch("route");

@@ -45,8 +45,8 @@ __device__ int32_t id_of(const Rows<const int32_t, 2>& ids, int64_t pair,
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_groups(Rows<const int32_t, 2> ids, int experts, int64_t each,
-                 int32_t* counts) {
+    route_count_groups_kernel(Rows<const int32_t, 2> ids, int experts,
+                              int64_t each, int32_t* counts) {
   __shared__ int32_t count[kMostExperts];
   for (int e = threadIdx.x; e < kMostExperts; e += kThreads) count[e] = 0;
   __syncthreads();
@@ -64,9 +64,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    place_groups(Rows<const int32_t, 2> ids, int experts, int64_t each,
-                 const int32_t* counts, int32_t* offsets, Rows<int32_t, 2> row,
-                 int64_t capacity, int32_t* token, int32_t* slot) {
+    route_place_groups_kernel(Rows<const int32_t, 2> ids, int experts,
+                              int64_t each, const int32_t* counts,
+                              int32_t* offsets, Rows<int32_t, 2> row,
+                              int64_t capacity, int32_t* token, int32_t* slot) {
   extern __shared__ int4 shared[];
   __shared__ int32_t scan[kWarps];
   const int thread = static_cast<int>(threadIdx.x);
@@ -199,16 +200,16 @@ void route_groups(Launch l, View<const int32_t> ids, View<int32_t> offsets,
   const Groups groups = groups_of(ids.elements());
   const auto blocks = static_cast<unsigned>(groups.count);
   auto* const counts = reinterpret_cast<int32_t*>(workspace);
-  count_groups<<<blocks, kThreads, 0, stream_of(l)>>>(
+  route_count_groups_kernel<<<blocks, kThreads, 0, stream_of(l)>>>(
       rows<2>(ids), static_cast<int>(experts), groups.pairs, counts);
   check_launch("route");
   // First the sums of slices, 32 bytes a thread; then next and of_warp.
   const size_t shared = std::max(sizeof(int32_t) * (kWarps + 1) * width,
                                  2 * sizeof(int4) * kThreads);
-  cudaFuncSetAttribute(place_groups,
+  cudaFuncSetAttribute(route_place_groups_kernel,
                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                        static_cast<int>(shared));
-  place_groups<<<blocks, kThreads, shared, stream_of(l)>>>(
+  route_place_groups_kernel<<<blocks, kThreads, shared, stream_of(l)>>>(
       rows<2>(ids), static_cast<int>(experts), groups.pairs, counts,
       offsets.data, rows<2>(row), token.size(0), token.data, slot.data);
   check_launch("route");

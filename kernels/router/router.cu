@@ -104,8 +104,8 @@ __device__ A group_score(const A* value, int size) {
 
 template <class A>
 __global__ void __launch_bounds__(kWarp)
-    choose(Rows<const A, 2> logits, const A* bias, RouterOptions options,
-           Rows<int32_t, 2> ids) {
+    router_choose_kernel(Rows<const A, 2> logits, const A* bias,
+                         RouterOptions options, Rows<int32_t, 2> ids) {
   __shared__ A choice[kMaxExperts];
   __shared__ Key<A> keys[kMaxExperts];
   __shared__ unsigned kept[kMaxExperts / kWarp];
@@ -157,9 +157,9 @@ __device__ float value_of(unsigned key) {
 
 template <bool kWhole, int kEach>
 __global__ void __launch_bounds__(kChooseThreads)
-    choose_held(Rows<const float, 2> logits, const float* bias,
-                RouterOptions options, int lanes_per_group,
-                Rows<int32_t, 2> ids) {
+    router_choose_held_kernel(Rows<const float, 2> logits, const float* bias,
+                              RouterOptions options, int lanes_per_group,
+                              Rows<int32_t, 2> ids) {
   constexpr int kWarps = kChooseThreads / kWarp, kN = 4;
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (t >= logits.size[0]) return;  // a warp as a whole
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kChooseThreads)
   }
 }
 
-// choose_held() with kEach experts a lane, if groups lie in it.
+// router_choose_held_kernel() with kEach experts a lane, if groups lie in it.
 template <int kEach>
 bool launch_held(const Launch& l, const View<const float>& logits,
                  const View<const float>& bias, const RouterOptions& options,
@@ -277,8 +277,8 @@ bool launch_held(const Launch& l, const View<const float>& logits,
       return false;
   }
   const bool whole = packable(logits) && (!bias || packable(bias));
-  const auto kernel =
-      whole ? choose_held<true, kEach> : choose_held<false, kEach>;
+  const auto kernel = whole ? router_choose_held_kernel<true, kEach>
+                            : router_choose_held_kernel<false, kEach>;
   const auto blocks =
       static_cast<unsigned>(ceil_div(logits.size(0), kChooseThreads / kWarp));
   kernel<<<blocks, kChooseThreads, 0, stream_of(l)>>>(
@@ -290,8 +290,8 @@ constexpr int kWeightThreads = 128, kWeightWarps = kWeightThreads / kWarp;
 
 template <class A>
 __global__ void __launch_bounds__(kWeightThreads)
-    weights(Rows<const A, 2> logits, Rows<const int32_t, 2> ids,
-            RouterOptions options, Rows<A, 2> weight) {
+    router_weights_kernel(Rows<const A, 2> logits, Rows<const int32_t, 2> ids,
+                          RouterOptions options, Rows<A, 2> weight) {
   __shared__ A all_chosen[kWeightWarps][kMaxChoices];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -316,9 +316,10 @@ __global__ void __launch_bounds__(kWeightThreads)
 
 template <class A>
 __global__ void __launch_bounds__(kWeightThreads)
-    weights_backward(Rows<const A, 2> dweight, Rows<const A, 2> logits,
-                     Rows<const int32_t, 2> ids, RouterOptions options,
-                     Rows<A, 2> dlogits) {
+    router_weights_backward_kernel(Rows<const A, 2> dweight,
+                                   Rows<const A, 2> logits,
+                                   Rows<const int32_t, 2> ids,
+                                   RouterOptions options, Rows<A, 2> dlogits) {
   __shared__ A all_chosen[kWeightWarps][kMaxChoices];
   __shared__ A all_ds[kWeightWarps][kMaxChoices];
   __shared__ int32_t all_ids[kWeightWarps][kMaxChoices];
@@ -383,8 +384,8 @@ void router_choose(Launch l, View<const A> logits_TE, View<const A> bias_E,
     check_launch("router_choose");
     if (held) return;
   }
-  choose<A><<<blocks, kWarp, 0, stream_of(l)>>>(rows<2>(logits_TE), bias_E.data,
-                                                options, rows<2>(ids_TK));
+  router_choose_kernel<A><<<blocks, kWarp, 0, stream_of(l)>>>(
+      rows<2>(logits_TE), bias_E.data, options, rows<2>(ids_TK));
   check_launch("router_choose");
 }
 
@@ -395,7 +396,7 @@ void router_weights(Launch l, View<const A> logits_TE,
   const auto blocks =
       static_cast<unsigned>(ceil_div(logits_TE.size(0), kWeightWarps));
   if (blocks == 0) return;
-  weights<A><<<blocks, kWeightThreads, 0, stream_of(l)>>>(
+  router_weights_kernel<A><<<blocks, kWeightThreads, 0, stream_of(l)>>>(
       rows<2>(logits_TE), rows<2>(ids_TK), options, rows<2>(weight_TK));
   check_launch("router_weights");
 }
@@ -408,9 +409,10 @@ void router_weights_backward(Launch l, View<const A> dweight_TK,
   const auto blocks =
       static_cast<unsigned>(ceil_div(logits_TE.size(0), kWeightWarps));
   if (blocks == 0) return;
-  weights_backward<A><<<blocks, kWeightThreads, 0, stream_of(l)>>>(
-      rows<2>(dweight_TK), rows<2>(logits_TE), rows<2>(ids_TK), options,
-      rows<2>(dlogits_TE));
+  router_weights_backward_kernel<A>
+      <<<blocks, kWeightThreads, 0, stream_of(l)>>>(
+          rows<2>(dweight_TK), rows<2>(logits_TE), rows<2>(ids_TK), options,
+          rows<2>(dlogits_TE));
   check_launch("router_weights_backward");
 }
 

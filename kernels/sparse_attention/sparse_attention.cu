@@ -9,8 +9,10 @@ namespace {
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    forward(Rows<const T, 3> q, Rows<const T, 2> kv, Rows<const int32_t, 2> ids,
-            Accumulator<T> scale, Rows<T, 3> o, Rows<Accumulator<T>, 2> lse) {
+    sparse_attention_forward_kernel(Rows<const T, 3> q, Rows<const T, 2> kv,
+                                    Rows<const int32_t, 2> ids,
+                                    Accumulator<T> scale, Rows<T, 3> o,
+                                    Rows<Accumulator<T>, 2> lse) {
   using A = Accumulator<T>;
   __shared__ SelectedTiles::Shared selected;
   __shared__ alignas(16) Coefficients<A> p;
@@ -75,11 +77,11 @@ struct Pairs {
 // p and ds of the pairs of sixteen heads, and their dq.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    backward_queries(Rows<const T, 3> dout, Rows<const T, 3> q,
-                     Rows<const T, 2> kv, Rows<const int32_t, 2> ids,
-                     Rows<const T, 3> o, Rows<const Accumulator<T>, 2> lse,
-                     Accumulator<T> scale, Rows<T, 3> dq,
-                     Pairs<Accumulator<T>> pairs) {
+    sparse_attention_backward_queries_kernel(
+        Rows<const T, 3> dout, Rows<const T, 3> q, Rows<const T, 2> kv,
+        Rows<const int32_t, 2> ids, Rows<const T, 3> o,
+        Rows<const Accumulator<T>, 2> lse, Accumulator<T> scale, Rows<T, 3> dq,
+        Pairs<Accumulator<T>> pairs) {
   using A = Accumulator<T>;
   __shared__ SelectedTiles::Shared selected;
   __shared__ alignas(16) Coefficients<A> p, ds;
@@ -144,10 +146,10 @@ constexpr int kKeyThreads = 128;
 // within an entry.
 template <class T>
 __global__ void __launch_bounds__(kKeyThreads)
-    backward_keys(Rows<const T, 3> dout, Rows<const T, 3> q,
-                  Rows<const int32_t, 1> offsets,
-                  Rows<const int32_t, 1> entries, int32_t slots,
-                  Pairs<Accumulator<T>> pairs, Rows<T, 2> dkv) {
+    sparse_attention_backward_keys_kernel(
+        Rows<const T, 3> dout, Rows<const T, 3> q,
+        Rows<const int32_t, 1> offsets, Rows<const int32_t, 1> entries,
+        int32_t slots, Pairs<Accumulator<T>> pairs, Rows<T, 2> dkv) {
   using A = Accumulator<T>;
   const int64_t dim = q.size[2], v_dim = dout.size[2], heads = q.size[1];
   const int64_t blocks = ceil_div(dim, kKeyThreads);
@@ -222,9 +224,10 @@ void sparse_attention_forward(Launch l, View<const T> q_THD,
   }
   const int64_t blocks = q_THD.size(0) * ceil_div(q_THD.size(1), kRowsOfDots);
   if (blocks == 0) return;
-  forward<T><<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
-      rows<3>(q_THD), rows<2>(kv_SD), rows<2>(ids_TK),
-      static_cast<Accumulator<T>>(scale), rows<3>(o_THV), rows<2>(lse_TH));
+  sparse_attention_forward_kernel<T>
+      <<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
+          rows<3>(q_THD), rows<2>(kv_SD), rows<2>(ids_TK),
+          static_cast<Accumulator<T>>(scale), rows<3>(o_THV), rows<2>(lse_TH));
   check_launch("sparse_attention_forward");
 }
 
@@ -249,7 +252,7 @@ void sparse_attention_backward(Launch l, View<const T> do_THV,
   const Pairs<A> pairs{reinterpret_cast<A*>(workspace), q_THD.size(1)};
   const int64_t queries = q_THD.size(0) * ceil_div(q_THD.size(1), kRowsOfDots);
   if (queries > 0) {
-    backward_queries<T>
+    sparse_attention_backward_queries_kernel<T>
         <<<static_cast<unsigned>(queries), kTileThreads, 0, stream_of(l)>>>(
             rows<3>(do_THV), rows<3>(q_THD), rows<2>(kv_SD), rows<2>(ids_TK),
             rows<3>(o_THV), rows<2>(lse_TH), static_cast<A>(scale),
@@ -258,7 +261,7 @@ void sparse_attention_backward(Launch l, View<const T> do_THV,
   }
   const int64_t keys = kv_SD.size(0) * ceil_div(kv_SD.size(1), kKeyThreads);
   if (keys == 0) return;
-  backward_keys<T>
+  sparse_attention_backward_keys_kernel<T>
       <<<static_cast<unsigned>(keys), kKeyThreads, 0, stream_of(l)>>>(
           rows<3>(do_THV), rows<3>(q_THD), rows<1>(inverse_offsets_S1),
           rows<1>(inverse_entries), static_cast<int32_t>(ids_TK.size(1)), pairs,

@@ -8,13 +8,14 @@ namespace tapeline::cuda {
 namespace {
 
 // Counts of whole numbers are the same in any order.
-__global__ void __launch_bounds__(kTileThreads) zero(Rows<int32_t, 1> offsets) {
+__global__ void __launch_bounds__(kTileThreads)
+    invert_zero_kernel(Rows<int32_t, 1> offsets) {
   const int64_t i = blockIdx.x * int64_t{kTileThreads} + threadIdx.x;
   if (i < offsets.size[0]) offsets(i) = 0;
 }
 
 __global__ void __launch_bounds__(kTileThreads)
-    count(Rows<const int32_t, 2> ids, Rows<int32_t, 1> offsets) {
+    invert_count_kernel(Rows<const int32_t, 2> ids, Rows<int32_t, 1> offsets) {
   const int64_t i = blockIdx.x * int64_t{kTileThreads} + threadIdx.x;
   const int64_t slots = ids.size[1];
   if (i >= ids.size[0] * slots) return;
@@ -50,7 +51,8 @@ __device__ int32_t prefix_sum(int32_t value, int32_t* parts, int32_t& total) {
 
 // Counts become the places where entries begin. One block, whose threads have
 // neighbouring keys.
-__global__ void __launch_bounds__(kScanThreads) scan(Rows<int32_t, 1> offsets) {
+__global__ void __launch_bounds__(kScanThreads)
+    invert_scan_kernel(Rows<int32_t, 1> offsets) {
   __shared__ int32_t parts[kWarp];
   constexpr int kEach = 8;
   int32_t carry = 0;
@@ -81,8 +83,9 @@ constexpr int kIdsPerThread = 4;
 // those of its keys are gathered, in order, and the first warp gives each its
 // place.
 __global__ void __launch_bounds__(kScanThreads)
-    fill(Rows<const int32_t, 2> ids, Rows<const int32_t, 1> offsets,
-         int keys_per_block, Rows<int32_t, 1> entries) {
+    invert_fill_kernel(Rows<const int32_t, 2> ids,
+                       Rows<const int32_t, 1> offsets, int keys_per_block,
+                       Rows<int32_t, 1> entries) {
   __shared__ int32_t next[kKeysPerBlock], parts[kWarp];
   __shared__ int32_t found_key[kScanThreads * kIdsPerThread];
   __shared__ int32_t found_entry[kScanThreads * kIdsPerThread];
@@ -229,8 +232,8 @@ struct Group {
 };
 
 __global__ void __launch_bounds__(kPlaceThreads)
-    count_groups(InvertPlan plan, Rows<const int32_t, 2> ids, int64_t all_keys,
-                 int32_t* counts) {
+    invert_count_groups_kernel(InvertPlan plan, Rows<const int32_t, 2> ids,
+                               int64_t all_keys, int32_t* counts) {
   extern __shared__ int32_t shared[];
   const Group group(plan, ids.size[0], all_keys);
   for (int s = threadIdx.x; s < group.keys; s += kPlaceThreads) shared[s] = 0;
@@ -248,7 +251,8 @@ __global__ void __launch_bounds__(kPlaceThreads)
 // A key's counts become those of the groups before; their sum is its count.
 constexpr int kPrefixThreads = 64;
 __global__ void __launch_bounds__(kPrefixThreads)
-    prefix_groups(int64_t groups, int32_t* counts, Rows<int32_t, 1> offsets) {
+    invert_prefix_groups_kernel(int64_t groups, int32_t* counts,
+                                Rows<int32_t, 1> offsets) {
   const int64_t keys = offsets.size[0] - 1;
   const int64_t s = int64_t{blockIdx.x} * kPrefixThreads + threadIdx.x;
   if (s > keys) return;
@@ -297,9 +301,10 @@ __device__ void place_in_turns(const Rows<const int32_t, 2>& ids,
 }
 
 __global__ void __launch_bounds__(kPlaceThreads)
-    place_groups(InvertPlan plan, Rows<const int32_t, 2> ids, int64_t all_keys,
-                 const int32_t* counts, Rows<const int32_t, 1> offsets,
-                 Rows<int32_t, 1> entries) {
+    invert_place_groups_kernel(InvertPlan plan, Rows<const int32_t, 2> ids,
+                               int64_t all_keys, const int32_t* counts,
+                               Rows<const int32_t, 1> offsets,
+                               Rows<int32_t, 1> entries) {
   extern __shared__ int32_t shared[];
   const Group group(plan, ids.size[0], all_keys);
   int32_t* const next = shared;
@@ -357,8 +362,8 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
   };
   const bool empty = pairs == 0 || keys == 0;
   if (workspace == nullptr || empty) {
-    zero<<<blocks(keys + 1, kTileThreads), kTileThreads, 0, stream>>>(
-        rows<1>(offsets_S1));
+    invert_zero_kernel<<<blocks(keys + 1, kTileThreads), kTileThreads, 0,
+                         stream>>>(rows<1>(offsets_S1));
     check_launch("invert_ids");
   }
   if (empty) return;
@@ -374,31 +379,35 @@ void invert_ids(Launch l, View<const int32_t> ids_TK, View<int32_t> offsets_S1,
                            static_cast<int>(bytes));
       return static_cast<size_t>(bytes);
     };
-    count_groups<<<grid, kPlaceThreads, allow(count_groups, plan.count_bytes()),
-                   stream>>>(plan, rows<2>(ids_TK), keys, counts);
+    invert_count_groups_kernel<<<
+        grid, kPlaceThreads,
+        allow(invert_count_groups_kernel, plan.count_bytes()), stream>>>(
+        plan, rows<2>(ids_TK), keys, counts);
     check_launch("invert_ids");
-    prefix_groups<<<blocks(keys + 1, kPrefixThreads), kPrefixThreads, 0,
-                    stream>>>(plan.groups, counts, rows<1>(offsets_S1));
+    invert_prefix_groups_kernel<<<blocks(keys + 1, kPrefixThreads),
+                                  kPrefixThreads, 0, stream>>>(
+        plan.groups, counts, rows<1>(offsets_S1));
     check_launch("invert_ids");
-    scan<<<1, kScanThreads, 0, stream>>>(rows<1>(offsets_S1));
+    invert_scan_kernel<<<1, kScanThreads, 0, stream>>>(rows<1>(offsets_S1));
     check_launch("invert_ids");
-    place_groups<<<grid, kPlaceThreads, allow(place_groups, plan.place_bytes()),
-                   stream>>>(plan, rows<2>(ids_TK), keys, counts, starts,
-                             rows<1>(entries));
+    invert_place_groups_kernel<<<
+        grid, kPlaceThreads,
+        allow(invert_place_groups_kernel, plan.place_bytes()), stream>>>(
+        plan, rows<2>(ids_TK), keys, counts, starts, rows<1>(entries));
     check_launch("invert_ids");
     return;
   }
-  count<<<blocks(pairs, kTileThreads), kTileThreads, 0, stream>>>(
+  invert_count_kernel<<<blocks(pairs, kTileThreads), kTileThreads, 0, stream>>>(
       rows<2>(ids_TK), rows<1>(offsets_S1));
   check_launch("invert_ids");
-  scan<<<1, kScanThreads, 0, stream>>>(rows<1>(offsets_S1));
+  invert_scan_kernel<<<1, kScanThreads, 0, stream>>>(rows<1>(offsets_S1));
   check_launch("invert_ids");
   // About a block for each of an H200's processors: each reads all ids.
   const int64_t per_block =
       std::clamp<int64_t>(ceil_div(keys, 132), 32, kKeysPerBlock);
-  fill<<<static_cast<unsigned>(ceil_div(keys, per_block)), kScanThreads, 0,
-         stream>>>(rows<2>(ids_TK), starts, static_cast<int>(per_block),
-                   rows<1>(entries));
+  invert_fill_kernel<<<static_cast<unsigned>(ceil_div(keys, per_block)),
+                       kScanThreads, 0, stream>>>(
+      rows<2>(ids_TK), starts, static_cast<int>(per_block), rows<1>(entries));
   check_launch("invert_ids");
 }
 

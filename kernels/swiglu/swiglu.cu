@@ -32,8 +32,8 @@ __device__ int64_t row_count(int64_t capacity, const int32_t* count) {
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    forward(Rows<const T, 2> gate, Rows<const T, 2> up, Rows<T, 2> y,
-            const int32_t* count) {
+    swiglu_forward_kernel(Rows<const T, 2> gate, Rows<const T, 2> up,
+                          Rows<T, 2> y, const int32_t* count) {
   constexpr int kN = Pack<T>::kSize;
   const int64_t f = gate.size[1];
   const auto [i, j] =
@@ -54,8 +54,9 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward(Rows<const T, 2> dy, Rows<const T, 2> gate, Rows<const T, 2> up,
-             Rows<T, 2> dgate, Rows<T, 2> dup, const int32_t* count) {
+    swiglu_backward_kernel(Rows<const T, 2> dy, Rows<const T, 2> gate,
+                           Rows<const T, 2> up, Rows<T, 2> dgate,
+                           Rows<T, 2> dup, const int32_t* count) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   const int64_t f = gate.size[1];
@@ -95,7 +96,7 @@ void swiglu_forward(Launch l, View<const T> gate, View<const T> up, View<T> y,
   const unsigned blocks = block_count(gate);
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    forward<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
+    swiglu_forward_kernel<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
         rows<2>(gate), rows<2>(up), rows<2>(y), last_of(rows_limit));
   };
   by_alignment(run, gate, up, View<const T>(y));
@@ -109,7 +110,7 @@ void swiglu_backward(Launch l, View<const T> dy, View<const T> gate,
   const unsigned blocks = block_count(gate);
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    backward<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
+    swiglu_backward_kernel<kWhole, T><<<blocks, kThreads, 0, stream_of(l)>>>(
         rows<2>(dy), rows<2>(gate), rows<2>(up), rows<2>(dgate), rows<2>(dup),
         last_of(rows_limit));
   };
