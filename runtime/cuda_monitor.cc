@@ -292,6 +292,8 @@ class Monitor : public CudaMonitor {
       auto [at, fresh] = names_.try_emplace(r.name);
       if (fresh) at->second = kernel_name(r.name);
       a.name = at->second;
+      a.grid = {r.gridX, r.gridY, r.gridZ};
+      a.block = {r.blockX, r.blockY, r.blockZ};
     }
     report_.activities.push_back(std::move(a));
   }

@@ -12,6 +12,7 @@
 // once, whatever it calls of the driver.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -30,6 +31,8 @@ struct CudaActivity {
   int64_t begin_ns = 0, end_ns = 0;
   int stream = 0;
   int64_t bytes = 0;  // of a copy or fill
+  // Of a kernel; {0, 0, 0} otherwise.
+  std::array<int32_t, 3> grid{}, block{};
 };
 
 struct CudaReport {

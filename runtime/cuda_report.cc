@@ -62,6 +62,15 @@ Json to_json(const CudaReport& r) {
   return json;
 }
 
+namespace {
+
+Json extents(const std::array<int32_t, 3>& of) {
+  return Json::Array{Json(int64_t{of[0]}), Json(int64_t{of[1]}),
+                     Json(int64_t{of[2]})};
+}
+
+}  // namespace
+
 std::string chrome_trace(const CudaReport& report) {
   Json::Array events;
   std::set<int> streams;
@@ -86,11 +95,14 @@ std::string chrome_trace(const CudaReport& report) {
     row["name"] = a.name;
     row["ts"] = 1e-3 * static_cast<double>(a.begin_ns - start);
     row["dur"] = 1e-3 * static_cast<double>(a.end_ns - a.begin_ns);
+    Json arguments;
     if (a.bytes > 0) {
-      Json arguments;
       arguments["bytes"] = a.bytes;
-      row["args"] = std::move(arguments);
+    } else if (a.grid[0] > 0) {
+      arguments["grid"] = extents(a.grid);
+      arguments["block"] = extents(a.block);
     }
+    if (arguments.is_object()) row["args"] = std::move(arguments);
     events.push_back(std::move(row));
   }
   Json json;

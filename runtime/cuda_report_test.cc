@@ -14,7 +14,7 @@ CudaReport report() {
   r.calls["cudaStreamSynchronize"] = 1;
   r.activities = {{"gemm", 1000, 4000, 7, 0},
                   {"copy to host", 2000, 6000, 9, 64},
-                  {"norm", 7000, 8000, 7, 0},
+                  {"norm", 7000, 8000, 7, 0, {132, 2, 1}, {256, 1, 1}},
                   {"gemm", 8000, 10000, 7, 0}};
   return r;
 }
@@ -50,6 +50,10 @@ TEST(CudaReport, TraceHasARowForEachStreamAndTimesFromItsBeginning) {
   EXPECT_DOUBLE_EQ(events[3].find("ts")->number(), 1);
   EXPECT_DOUBLE_EQ(events[3].find("dur")->number(), 4);
   EXPECT_EQ(events[3].find("args")->find("bytes")->integer(), 64);
+  EXPECT_EQ(events[3].find("args")->find("grid"), nullptr);
+  EXPECT_EQ(events[2].find("args"), nullptr);
+  EXPECT_EQ(events[4].find("args")->find("grid")->dump(), "[132, 2, 1]");
+  EXPECT_EQ(events[4].find("args")->find("block")->dump(), "[256, 1, 1]");
 }
 
 TEST(CudaReport, NothingIsNothing) {
