@@ -36,8 +36,12 @@ constexpr int64_t kRotatedBytes = int64_t{256} << 20;
 constexpr int64_t kMostSets = 64;
 constexpr int64_t kSquare = 8192;
 
-std::vector<Op>& ops() {
-  static auto* const list = new std::vector<Op>;
+struct Registered : Op {
+  Limits limits;
+};
+
+std::vector<Registered>& ops() {
+  static auto* const list = new std::vector<Registered>;
   return *list;
 }
 
@@ -234,12 +238,12 @@ std::string commit() {
 
 // The ops and shapes that the options choose.
 struct Chosen {
-  const Op* op;
+  const Registered* op;
   std::vector<std::vector<int64_t>> shapes;
 };
 std::vector<Chosen> choose(const Options& options, bool on_cuda) {
   std::vector<Chosen> chosen;
-  for (const Op& op : ops()) {
+  for (const Registered& op : ops()) {
     if (!options.op.empty() && options.op != op.name &&
         options.op != op.kernel) {
       continue;
@@ -285,6 +289,22 @@ std::string wrong_choice(const Options& options,
         return "--shape: " + key + " of " + c.op->name + " is at least 1";
       }
     }
+    const Limits& limits = c.op->limits;
+    const std::string broken = options.shape.empty() || !limits.broken
+                                   ? ""
+                                   : limits.broken(options.shape);
+    if (!broken.empty()) {
+      return "--shape: " + broken + " for " + c.op->name;
+    }
+    if (options.dtype && std::find(limits.dtypes.begin(), limits.dtypes.end(),
+                                   *options.dtype) == limits.dtypes.end()) {
+      std::string taken;
+      for (DType dtype : limits.dtypes) {
+        taken += (taken.empty() ? "" : " or ") + std::string(name_of(dtype));
+      }
+      return "--dtype=" + std::string(name_of(*options.dtype)) + ": " +
+             c.op->name + " takes " + taken;
+    }
   }
   return "";
 }
@@ -329,8 +349,8 @@ int open_device(Context& context, std::unique_ptr<Device>& device,
 
 }  // namespace
 
-bool add(Op op) {
-  ops().push_back(std::move(op));
+bool add(Op op, Limits limits) {
+  ops().push_back({std::move(op), std::move(limits)});
   return true;
 }
 

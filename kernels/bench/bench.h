@@ -34,7 +34,8 @@
 // The output of the last timed launch is compared on sampled rows with a plain
 // loop in f64 on the host (ops that work in place or add to their output are
 // launched again, from values that are known); a row that fails makes the exit
-// code 1.
+// code 1. The bounds are those of rows of real sizes: of a few elements, whose
+// terms cancel or round all one way, right ones can miss them.
 // Usage errors are 64; unreadable files, and a GPU that is not there, 2; more
 // memory than there is, 70. The commit is git's, or TAPELINE_COMMIT where there
 // is no repository.
@@ -109,8 +110,20 @@ struct Op {
   std::string may_be_zero = "";  // a key; others are at least 1
 };
 
+// What an op asks of --dtype and --shape, beside whole numbers of at least 1.
+struct Limits {
+  std::vector<DType> dtypes = {DType::kF32, DType::kBf16, DType::kF64};
+  // A rule that these numbers break, as "k is at most T"; or nothing.
+  std::string (*broken)(const std::vector<int64_t>& dims) = nullptr;
+};
+inline Limits only(DType dtype) { return {.dtypes = {dtype}}; }
+inline std::string at_most(int64_t most, const std::string& key,
+                           int64_t value) {
+  return value <= most ? "" : key + " is at most " + std::to_string(most);
+}
+
 // Registers an op, at namespace scope: const bool added = bench::add({...}).
-bool add(Op op);
+bool add(Op op, Limits limits = {});
 
 // Runs what the arguments ask for and returns the exit code.
 int run(int argc, char** argv, std::ostream& out, std::ostream& err);

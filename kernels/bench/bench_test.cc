@@ -82,7 +82,11 @@ const bool added_last = add({.kernel = "halve",
                              .keys = {"T", "E", "groups"},
                              .shapes = {},
                              .make = make_nothing,
-                             .may_be_zero = "groups"});
+                             .may_be_zero = "groups"},
+                            {.dtypes = {DType::kF32, DType::kF64},
+                             .broken = [](const std::vector<int64_t>& d) {
+                               return at_most(1024, "E", d[1]);
+                             }});
 
 struct Result {
   int code;
@@ -195,6 +199,12 @@ TEST(Bench, UsageErrorsAre64) {
                "double_fwd takes TxD, got 3 numbers");
   expect_usage({"double", "--shape=16"}, "double_fwd takes TxD, got 1 number");
   expect_usage({"--shape=16x8x4x2"}, "got 4 numbers");
+  expect_usage({"halve", "--shape=4x1025x0"},
+               "--shape: E is at most 1024 for halve_fwd");
+  EXPECT_EQ(run_with({"halve", "--list", "--shape=4x1024x0"}).code, 0);
+  expect_usage({"halve", "--shape=4x8x0", "--dtype=bf16"},
+               "--dtype=bf16: halve_fwd takes f32 or f64");
+  EXPECT_EQ(run_with({"halve", "--list", "--dtype=f64"}).code, 0);
   for (const char* threads : {"2abc", "0", "-1", "", "1025", "99999999999"}) {
     expect_usage({"double", std::string("--threads=") + threads},
                  "want from 1 to 1024");

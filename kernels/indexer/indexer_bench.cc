@@ -122,19 +122,25 @@ bench::Run make_select(const bench::Arguments& arguments) {
   });
 }
 
+const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
+  return bench::at_most(640, "d", d[1]);
+}};
+
 const bool added =
     bench::add({"indexer",
                 "dsa_indexer_scores",
                 {"heads", "d", "S", "T"},
                 {{4, 32, 512, 512}, {32, 128, 64, 2048}},
                 make_scores,
-                {{32, 128, 1024, 65536}, {64, 128, 1024, 65536}}}) &&
+                {{32, 128, 1024, 65536}, {64, 128, 1024, 65536}}},
+               kLimits) &&
     bench::add({"indexer",
                 "dsa_indexer_select",
                 {"heads", "d", "S", "T", "topk"},
                 {{4, 32, 512, 512, 64}, {32, 128, 64, 2048, 256}},
                 make_select,
-                {{32, 128, 1024, 65536, 2048}, {64, 128, 1024, 65536, 2048}}});
+                {{32, 128, 1024, 65536, 2048}, {64, 128, 1024, 65536, 2048}}},
+               kLimits);
 
 }  // namespace
 }  // namespace tapeline

@@ -156,10 +156,20 @@ const std::vector<std::vector<int64_t>> kShapes = {{4, 32, 4, 80, 512, 64}};
 const std::vector<std::vector<int64_t>> kModels = {
     {32, 128, 64, 576, 2048, 1024}};
 
+const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
+  const std::string index = bench::at_most(640, "index_d", d[1]);
+  const std::string query = bench::at_most(640, "dqk", d[3]);
+  return !index.empty()   ? index
+         : !query.empty() ? query
+                          : bench::at_most(8192, "topk", d[5]);
+}};
+
 const bool added = bench::add({"indexer_loss", "dsa_indexer_loss_fwd", kKeys,
-                               kShapes, make<false>, kModels}) &&
+                               kShapes, make<false>, kModels},
+                              kLimits) &&
                    bench::add({"indexer_loss", "dsa_indexer_loss_bwd", kKeys,
-                               kShapes, make<true>, kModels});
+                               kShapes, make<true>, kModels},
+                              kLimits);
 
 }  // namespace
 }  // namespace tapeline

@@ -110,7 +110,6 @@ struct Data {
 
 // Choice and weights.
 Run forward(const Arguments& a) {
-  CHECK(a.dtype == DType::kF32) << "[router] logits are f32 here";
   auto data = std::make_shared<Data>(a.dims);
   return {.launch = [data, l = a.launch] { data->choose(l); },
           .cost = data->cost(1),
@@ -136,7 +135,6 @@ Run forward(const Arguments& a) {
 }
 
 Run backward(const Arguments& a) {
-  CHECK(a.dtype == DType::kF32) << "[router] logits are f32 here";
   auto data = std::make_shared<Data>(a.dims);
   data->choose(a.launch);
   return {.launch = [data, l = a.launch] { data->backward(l); },
@@ -188,10 +186,26 @@ const std::vector<std::string> kKeys = {"T", "E", "k", "groups"};
 // DeepSeek-V3, GLM-5.2 and Qwen3-MoE.
 const std::vector<std::vector<int64_t>> kModels = {
     {16384, 256, 8, 8}, {16384, 256, 8, 1}, {16384, 128, 8, 0}};
+// T, E, k, groups.
+std::string broken(const std::vector<int64_t>& d) {
+  if (d[2] > d[1]) return "k is at most E";
+  if (d[3] > 0 && d[1] % d[3] != 0) return "E is a multiple of groups";
+  // Half of the groups are chosen.
+  for (const std::string& broken :
+       {at_most(kMaxChoices, "k", d[2]), at_most(kMaxExperts, "E", d[1]),
+        at_most(2 * kMaxChoices, "groups", d[3])}) {
+    if (!broken.empty()) return broken;
+  }
+  return "";
+}
+const Limits kLimits = {.dtypes = {DType::kF32}, .broken = broken};
+
 const bool added = add({"router", "router_topk", kKeys, kShapes, forward,
-                        kModels, DType::kF32, "groups"}) &&
+                        kModels, DType::kF32, "groups"},
+                       kLimits) &&
                    add({"router", "router_bwd", kKeys, kShapes, backward,
-                        kModels, DType::kF32, "groups"});
+                        kModels, DType::kF32, "groups"},
+                       kLimits);
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -189,14 +189,24 @@ const std::vector<std::vector<int64_t>> kShapes = {{4, 512, 512, 64, 80, 64},
 const std::vector<std::vector<int64_t>> kModels = {
     {64, 512, 32768, 2048, 576, 512}, {128, 256, 32768, 2048, 576, 512}};
 
+const bench::Limits kLimits = {
+    .broken = [](const std::vector<int64_t>& d) -> std::string {
+      if (d[5] > d[4]) return "dv is at most dqk";
+      return bench::at_most(640, "dqk", d[4]);
+    }};
+
 const bool added = bench::add({"sparse_attention", "sparse_mla_fwd", kKeys,
-                               kShapes, make<Pass::kForward>, kModels}) &&
+                               kShapes, make<Pass::kForward>, kModels},
+                              kLimits) &&
                    bench::add({"sparse_attention", "sparse_mla_bwd", kKeys,
-                               kShapes, make<Pass::kBackward>, kModels}) &&
+                               kShapes, make<Pass::kBackward>, kModels},
+                              kLimits) &&
                    bench::add({"sparse_attention", "sparse_mla_fwdbwd", kKeys,
-                               kShapes, make<Pass::kBoth>, kModels}) &&
+                               kShapes, make<Pass::kBoth>, kModels},
+                              kLimits) &&
                    bench::add({"sparse_attention", "invert_ids", kKeys, kShapes,
-                               make<Pass::kInvert>, kModels});
+                               make<Pass::kInvert>, kModels},
+                              kLimits);
 
 }  // namespace
 }  // namespace tapeline

@@ -49,7 +49,6 @@ bench::Run make_of(const bench::Arguments& arguments) {
 }
 
 bench::Run make(const bench::Arguments& arguments) {
-  CHECK(arguments.dtype != DType::kBf16) << "[top_k] scores are f32 or f64";
   return arguments.dtype == DType::kF64 ? make_of<double>(arguments)
                                         : make_of<float>(arguments);
 }
@@ -60,7 +59,8 @@ const bool added = bench::add({"top_k",
                                {{512, 512, 64}, {64, 32768, 2048}},
                                make,
                                {{1024, 32768, 2048}, {1024, 131072, 2048}},
-                               DType::kF32});
+                               DType::kF32},
+                              {.dtypes = {DType::kF32, DType::kF64}});
 
 }  // namespace
 }  // namespace tapeline
