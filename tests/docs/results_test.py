@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Tests that pages of tools/results say what their raw lines say."""
 
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 
 FOLDER = pathlib.Path(
@@ -50,6 +52,7 @@ class Results(unittest.TestCase):
                     continue
                 if kind in WHOLE:
                     profiles = [raw.with_name(raw.name.replace("kernels", "profiles"))] if kind == "kernels" else []
+                    profiles = [path for path in profiles if path.exists()]
                     lines = lines_of("tables.py", kind, raw, *profiles)
                     self.expect_in(lines, page)
                 elif kind in TRAINING:
@@ -70,6 +73,49 @@ class Results(unittest.TestCase):
         for curve in FOLDER.glob("*.svg"):
             _, out, _ = output("curve.py", curve.with_suffix(".jsonl"))
             self.assertEqual(out, curve.read_text())
+
+    def test_floors_count_the_weights_that_the_program_has(self):
+        sys.path.insert(0, str(FOLDER))
+        import floors  # pylint: disable=import-outside-toplevel
+        seen = 0
+        for page in FOLDER.glob("passes_*.jsonl"):
+            rows = [json.loads(line) for line in page.read_text().splitlines()]
+            for row in rows:
+                config = re.search(r"configs/(\w+)\.toml", " ".join(row.get("provenance", {}).get("command_line", [])))
+                if config is None or "params" not in row:
+                    continue
+                text = (FOLDER.parent.parent / "configs" / (config[1] + ".toml")).read_text()
+                model = tomllib.loads(text)["model"]
+                dense, indexers, moe, expert, head = floors.weights(model)
+                uses = 1 + model.get("num_nextn_predict_layers", 0)
+                # Everything but norms and biases; the embedding is as large as the head.
+                count = dense + indexers + moe * floors.experts_of(model) * expert + 2 * head // uses
+                self.assertLess(abs(row["params"] - count), 1e-4 * count, config[1])
+                seen += 1
+        self.assertLess(2, seen)
+
+    def test_floors_read_what_a_kernel_moves_from_its_launch(self):
+        sys.path.insert(0, str(FOLDER))
+        import floors  # pylint: disable=import-outside-toplevel
+        # y = a + b of 16384 x 7168: a thread has two packs of 16 bytes of each.
+        add = {"name": "map_packs<8, Add<bf16>, bf16, bf16, bf16>", "threads": 16384 * 7168 // 16, "bytes": 0}
+        self.assertEqual(floors.bytes_of(add), 3 * 2 * 16384 * 7168)
+        cast = {"name": "map_packs<4, Cast<float, bf16>, bf16, float>", "threads": 16384 * 7168 // 16, "bytes": 0}
+        self.assertEqual(floors.bytes_of(cast), (4 + 2) * 16384 * 7168)
+        self.assertEqual(floors.bytes_of({"name": "memset", "threads": 0, "bytes": 5}), 5)
+        self.assertEqual(floors.bytes_of({"name": "rope_kernel<true>", "threads": 99, "bytes": 0}), 0)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = pathlib.Path(folder) / "t.json"
+            trace.write_text(json.dumps({"traceEvents": [
+                {"ph": "M", "name": "thread_name"},
+                {"ph": "X", "name": "a", "dur": 2.0, "args": {"grid": [3, 2, 1], "block": [64, 1, 1]}},
+                {"ph": "X", "name": "memset", "dur": 4.0, "args": {"bytes": 7}},
+                {"ph": "X", "name": "a", "dur": 1.0, "args": {"grid": [1, 1, 1], "block": [32, 1, 1]}}]}))
+            code, out, _ = output("floors.py", "items", trace, "mini", 1, 4096)
+        self.assertEqual(code, 0)
+        self.assertEqual(json.loads(out)["items"], [
+            {"name": "memset", "calls": 1, "us": 4.0, "threads": 0, "bytes": 7},
+            {"name": "a", "calls": 2, "us": 3.0, "threads": 416, "bytes": 0}])
 
     def test_another_number_is_found(self):
         page = next(FOLDER.glob("memory_*.md"))
@@ -97,7 +143,8 @@ class Results(unittest.TestCase):
                             for file in (cut, empty)]):
                 with self.subTest(words):
                     self.expect_one_line("tables.py", *words)
-            for words in ([], [cut, 1, 1], [empty, 1, 1], [cut.with_name("none"), 1, 1], [cut, "fast", 1]):
+            for words in ([], [cut, 1, 1], [empty, 1, 1], [cut.with_name("none"), 1, 1], [cut, "fast", 1],
+                          ["items", cut, "mini", 1, 1], ["items", empty, "mini", 1, 1], ["items", cut]):
                 with self.subTest(words):
                     self.expect_one_line("floors.py", *words)
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """What the largest items of a pass would cost at their floor.
 
+    python3 tools/results/floors.py items TRACE.json CONFIG BATCH SEQ >> FILE.jsonl
     python3 tools/results/floors.py FILE.jsonl COPY_GBPS GEMM_TFLOPS
 
-Reads lines {"kernels": config, "batch", "seq", "items": [{name, calls, us}]}: all
-that the GPU did in one forward and backward pass, by name (`tapeline bench
---trace`). Kernels of one purpose are added; the floor of a purpose is the time
-that its multiplications would take at the rate of a large product, or its bytes
-at that of a copy, whichever is more. Floating-point operations are counted
-without what masks and causality leave out, bytes once for each array. Prints
-a table of the ten largest for each pass, and what is left.
+The first adds up a trace (`tapeline bench --trace`) by name, as one line
+{"kernels": CONFIG, "batch", "seq", "items": [{name, calls, us, threads, bytes}]}:
+all that the GPU did in one forward and backward pass; CONFIG is the name of a file
+of configs/. The second reads such lines. Kernels of one purpose are added; the floor
+of a purpose is the time that its multiplications would take at the rate of a large
+product, or its bytes at that of a copy, whichever is more. Floating-point
+operations are counted without what masks and causality leave out, bytes once for
+each array. Prints a table of the ten largest for each pass, and what is left.
 """
 
 import json
@@ -25,20 +27,37 @@ PURPOSES = [
     ("grouped products, input gradients", r"grouped_matmul_wgmma.*Pass\)1"),
     ("grouped products, weight gradients", r"grouped_matmul_wgmma.*Pass\)2"),
     ("sparse attention, forward", r"sparse_detail::forward"),
-    ("sparse attention, backward", r"sparse_detail::"),
+    ("sparse attention, backward", r"sparse_detail::|^invert_"),
     ("attention, forward", r"attention_detail::forward"),
     ("attention, backward", r"attention_detail::"),
-    ("selection of keys", r"indexer_detail::|top_k|select"),
+    ("selection of keys", r"indexer_detail::|top_k_"),
+    ("loss of the indexer, forward", r"indexer_loss_(forward|kl)"),
+    ("loss of the indexer, backward", r"indexer_loss_"),
     ("dense products and the head (cuBLASLt)", r"nvjet|gemm|splitK|cublas"),
+    ("cross-entropy, forward and backward", r"cross_entropy_"),
+    ("norms, forward", r"_norm_forward"),
+    ("norms, backward", r"_norm_backward|norm_gradients|add_norm_parts"),
+    ("swiglu, forward", r"swiglu_forward"),
+    ("swiglu, backward", r"swiglu_backward"),
+    ("dispatch to experts, forward", r"dispatch_forward"),
+    ("dispatch to experts, backward", r"dispatch_backward"),
+    ("combining of experts, forward", r"combine_forward"),
+    ("combining of experts, backward", r"combine_backward"),
+    ("rope, forward and backward", r"^rope_kernel"),
+    ("sums, casts and copies", r"^map_packs"),
     ("sums of gradients set to zero", r"^memset$"),
 ]
 
+SIZES = {"bf16": 2, "float": 4, "double": 8, "int": 4, "long": 8}
+
 
 def weights(m):
-    """Elements of a layer's dense matrices, of its experts, and of the head."""
+    """Elements of the layers' dense matrices and of their indexers, number of layers
+    of experts, elements of an expert, and of the head for each of its uses. A layer
+    that predicts a further token counts as one, with its product of two states."""
     h, heads = m["hidden_size"], m["num_attention_heads"]
-    layers = m["num_hidden_layers"]
-    dense = [0] * layers
+    further = m.get("num_nextn_predict_layers", 0)
+    layers = m["num_hidden_layers"] + further
     if "kv_lora_rank" in m:
         nope, rope, v = m["qk_nope_head_dim"], m["qk_rope_head_dim"], m["v_head_dim"]
         q, kv = m["q_lora_rank"], m["kv_lora_rank"]
@@ -47,38 +66,65 @@ def weights(m):
     else:
         d = m["head_dim"]
         each = 2 * h * heads * d + 2 * h * m["num_key_value_heads"] * d
-    experts = m.get("n_routed_experts") or m["num_experts"]
-    kinds = m.get("mlp_layer_types", ["sparse"] * layers)
-    for i, kind in enumerate(kinds):
-        dense[i] = each
-        if kind == "dense":
-            dense[i] += 3 * h * m["intermediate_size"]
-        else:
-            dense[i] += h * experts
-            dense[i] += 3 * h * m["moe_intermediate_size"] * m.get("n_shared_experts", 0)
-    expert = 3 * h * m["moe_intermediate_size"]
-    return sum(dense), kinds.count("sparse"), expert, experts, h * m["vocab_size"]
+    indexers = 0
+    if "indexer_types" in m:
+        index = m["index_n_heads"] * m["index_head_dim"]
+        indexers = (m["indexer_types"].count("full") + further) * (
+            q * index + h * m["index_head_dim"] + h * m["index_n_heads"])
+    kinds = kinds_of(m)
+    moe = kinds.count("sparse")
+    dense = (layers * each + further * 2 * h * h
+             + kinds.count("dense") * 3 * h * m["intermediate_size"]
+             + moe * (h * experts_of(m) + 3 * h * shared_of(m)))
+    return dense, indexers, moe, 3 * h * m["moe_intermediate_size"], h * m["vocab_size"] * (1 + further)
+
+
+def experts_of(m):
+    return m.get("n_routed_experts") or m["num_experts"]
+
+
+def shared_of(m):
+    return m["moe_intermediate_size"] * m.get("n_shared_experts", 0)
+
+
+def kinds_of(m):
+    return (m.get("mlp_layer_types", ["sparse"] * m["num_hidden_layers"])
+            + ["sparse"] * m.get("num_nextn_predict_layers", 0))
 
 
 def floors(m, batch, seq):
     """Returns purpose -> (floating-point operations, bytes) of a pass."""
     tokens = batch * seq
-    dense, moe_layers, expert, experts, head = weights(m)
-    rows = tokens * m["num_experts_per_tok"]
-    heads, layers = m["num_attention_heads"], m["num_hidden_layers"]
+    dense, indexers, moe_layers, expert, head = weights(m)
+    experts, rows = experts_of(m), tokens * m["num_experts_per_tok"]
+    h, heads = m["hidden_size"], m["num_attention_heads"]
+    further = m.get("num_nextn_predict_layers", 0)
+    layers = m["num_hidden_layers"] + further
     grouped = 2 * rows * expert * moe_layers
     bf16 = 2 * experts * expert * moe_layers
+    gated = (rows * m["moe_intermediate_size"] + tokens * shared_of(m)) * moe_layers
+    gated += tokens * m["intermediate_size"] * (len(kinds_of(m)) - moe_layers)
+    routed = 2 * h * (tokens + rows) * moe_layers
     out = {
         "grouped products, forward": (grouped, bf16),
         "grouped products, input gradients": (grouped, bf16),
         # Sums in fp32 are read and written.
         "grouped products, weight gradients": (grouped, 4 * bf16),
-        "dense products and the head (cuBLASLt)": (6 * tokens * (dense + head), 0),
-        "sums of gradients set to zero":
-            (0, 4 * (dense + 2 * head + experts * expert * moe_layers)),
+        # Of indexers forward alone: most are frozen.
+        "dense products and the head (cuBLASLt)": (tokens * (6 * (dense + head) + 2 * indexers), 0),
+        # Logits become their gradient.
+        "cross-entropy, forward and backward": (0, 4 * tokens * head // h),
+        "swiglu, forward": (0, 6 * gated),
+        "swiglu, backward": (0, 10 * gated),
+        "dispatch to experts, forward": (0, routed),
+        "dispatch to experts, backward": (0, routed),
+        "combining of experts, forward": (0, routed),
+        "combining of experts, backward": (0, routed + 2 * h * rows * moe_layers),
     }
+    normed = layers * 2 * h + h + further * 3 * h
     if "kv_lora_rank" in m:
-        d, v = m["kv_lora_rank"] + m["qk_rope_head_dim"], m["kv_lora_rank"]
+        rope = m["qk_rope_head_dim"]
+        d, v = m["kv_lora_rank"] + rope, m["kv_lora_rank"]
         pairs = batch * sum(min(t + 1, m["index_topk"]) for t in range(seq))
         forward = 2 * heads * pairs * (d + v) * layers
         backward = 2 * heads * pairs * (3 * d + 2 * v) * layers
@@ -88,12 +134,35 @@ def floors(m, batch, seq):
         owners = m["indexer_types"].count("full")
         index = m["index_n_heads"] * m["index_head_dim"]
         out["selection of keys"] = (2 * index * batch * seq * (seq + 1) // 2 * owners, 0)
+        out["loss of the indexer, forward"] = (2 * pairs * (heads * d + index) * owners, 0)
+        # Scores again, and the gradients of queries and keys.
+        out["loss of the indexer, backward"] = (6 * pairs * index * owners, 0)
+        normed += layers * (m["q_lora_rank"] + m["kv_lora_rank"]) + owners * m["index_head_dim"]
+        turned = layers * (heads + 1) * rope
     else:
         pairs = batch * seq * (seq + 1) // 2
         forward = 4 * heads * pairs * m["head_dim"] * layers
         out["attention, forward"] = (forward, 0)
         out["attention, backward"] = (5 * forward // 2, 0)
+        turned = layers * (heads + m["num_key_value_heads"]) * m["head_dim"]
+        normed += turned
+    out["norms, forward"] = (0, 4 * tokens * normed)
+    out["norms, backward"] = (0, 6 * tokens * normed)
+    out["rope, forward and backward"] = (0, 8 * tokens * turned)
     return out
+
+
+def bytes_of(item):
+    """What an item's threads read and write, where its name says it."""
+    if item["name"] == "memset":
+        return item["bytes"]
+    kind = re.fullmatch(r"map_packs<(\d+), \w+<[^<>]*>, ([\w, ]+)>", item["name"])
+    if kind is None:
+        return 0
+    pack, (to, *sources) = int(kind[1]), [SIZES[t] for t in kind[2].split(", ")]
+    # elementwise.cu: up to 64 bytes of loads a thread.
+    packs = min(max(64 // (pack * sum(sources)), 1), 4) if sources else 4
+    return item["threads"] * packs * pack * (to + sum(sources))
 
 
 def purpose(name):
@@ -103,39 +172,65 @@ def purpose(name):
     return "`" + re.sub(r"<.*", "", name) + "`"
 
 
-def main():
-    if len(sys.argv) != 4:
-        sys.exit("usage: floors.py FILE.jsonl COPY_GBPS GEMM_TFLOPS")
-    try:
-        copy, gemm = float(sys.argv[2]) * 1e9, float(sys.argv[3]) * 1e12
-        rows = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")]
-    except (OSError, ValueError) as error:
-        sys.exit(f"floors.py {' '.join(sys.argv[1:])}: {error}")
+def items(path, config, batch, seq):
+    by_name = {}
+    for event in json.load(open(path, encoding="utf-8"))["traceEvents"]:
+        if event["ph"] != "X":
+            continue
+        arguments = event.get("args", {})
+        entry = by_name.setdefault(event["name"], {"calls": 0, "us": 0.0, "threads": 0, "bytes": 0})
+        entry["calls"] += 1
+        entry["us"] += event["dur"]
+        threads = 1
+        for extent in arguments.get("grid", [0]) + arguments.get("block", []):
+            threads *= extent
+        entry["threads"] += threads
+        entry["bytes"] += arguments.get("bytes", 0)
+    order = sorted(by_name.items(), key=lambda item: -item[1]["us"])
+    print(json.dumps({"kernels": config, "batch": int(batch), "seq": int(seq),
+                      "items": [{"name": name, **entry, "us": round(entry["us"], 1)} for name, entry in order]}))
+
+
+def tables(path, copy, gemm):
+    copy, gemm = float(copy) * 1e9, float(gemm) * 1e12
+    rows = [json.loads(line) for line in open(path, encoding="utf-8")]
     passes = [row for row in rows if "kernels" in row]
     if not passes:
-        sys.exit(f"{sys.argv[1]}: no line has the kernels of a pass")
+        raise ValueError("no line has the kernels of a pass")
     for row in passes:
-        path = ROOT / "configs" / (row["kernels"] + ".toml")
-        model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+        config = ROOT / "configs" / (row["kernels"] + ".toml")
+        model = tomllib.loads(config.read_text(encoding="utf-8"))["model"]
         floor = floors(model, row["batch"], row["seq"])
         sums = {}
         for item in row["items"]:
-            entry = sums.setdefault(purpose(item["name"]), [0, 0.0])
+            entry = sums.setdefault(purpose(item["name"]), [0, 0.0, 0])
             entry[0] += item["calls"]
             entry[1] += item["us"] / 1e3
+            entry[2] += bytes_of(item)
         order = sorted(sums, key=lambda k: -sums[k][1])
-        total = sum(ms for _, ms in sums.values())
+        total = sum(ms for _, ms, _ in sums.values())
         print(f"\n{row['kernels']}, {row['batch']} x {row['seq']}: {total:.1f} ms of kernels.\n\n"
               "| purpose | launches | ms | ms at its floor |\n|---|---|---|---|")
         for label in order[:10]:
-            calls, ms = sums[label]
-            at = ""
-            if label in floor:
-                operations, count = floor[label]
-                at = f"{1e3 * max(operations / gemm, count / copy):.1f}"
-            print(f"| {label} | {calls} | {ms:.1f} | {at} |")
+            calls, ms, moved = sums[label]
+            operations, count = floor.get(label, (0, moved))
+            at = 1e3 * max(operations / gemm, count / copy)
+            print(f"| {label} | {calls} | {ms:.1f} | {f'{at:.1f}' if at > 0 else ''} |")
         rest = sum(sums[label][1] for label in order[10:])
         print(f"| {len(order) - 10} others | | {rest:.1f} | |")
+
+
+def main():
+    words = sys.argv[1:]
+    try:
+        if len(words) == 5 and words[0] == "items":
+            items(*words[1:])
+        elif len(words) == 3:
+            tables(*words)
+        else:
+            sys.exit("usage: floors.py items TRACE.json CONFIG BATCH SEQ, or FILE.jsonl COPY_GBPS GEMM_TFLOPS")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"floors.py {' '.join(words)}: {error!r}")
 
 
 if __name__ == "__main__":
