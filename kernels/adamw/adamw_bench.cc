@@ -74,8 +74,7 @@ const bool added =
          {{48, 603979776}},
          DType::kF32},
         {.dtypes = {DType::kF32}, .broken = [](const std::vector<int64_t>& d) {
-           return std::string(
-               d[1] % d[0] == 0 ? "" : "params is a multiple of tensors");
+           return multiple("tensors", d[0], "params", d[1]);
          }});
 
 }  // namespace

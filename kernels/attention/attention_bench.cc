@@ -145,13 +145,11 @@ const std::vector<std::vector<int64_t>> kModels = {{64, 4, 128, 128, 8192},
                                                    {32, 4, 128, 128, 16384},
                                                    {128, 128, 192, 128, 4096},
                                                    {64, 64, 256, 256, 8192}};
-// Hq, Hk, dqk, dv, S.
-const bench::Limits kLimits = {
-    .broken = [](const std::vector<int64_t>& d) -> std::string {
-      if (d[0] % d[1] != 0) return "Hq is a multiple of Hk";
-      const std::string query = bench::at_most(640, "dqk", d[2]);
-      return query.empty() ? bench::at_most(640, "dv", d[3]) : query;
-    }};
+const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
+  return bench::first_broken({bench::multiple("Hk", d[1], "Hq", d[0]),
+                              bench::at_most(kMaxHeadDim, "dqk", d[2]),
+                              bench::at_most(kMaxHeadDim, "dv", d[3])});
+}};
 
 const bool added = bench::add({"attention",
                                "sdpa_causal_fwd",

@@ -19,7 +19,6 @@ using internal::converted;
 using internal::dots;
 using internal::kConverted;
 using internal::kKeyTile;
-using internal::kMaxHeadDim;
 using internal::kRowTile;
 using internal::plain;
 using internal::row_tile;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/attention/limits.h"
 #include "kernels/simd_math.h"
 #include "runtime/dtype.h"
 #include "runtime/view.h"
@@ -14,7 +15,6 @@ namespace tapeline::internal {
 // or rows of the widest head in f64 is 320 KiB.
 inline constexpr int kKeyTile = 64;
 inline constexpr int kRowTile = 32;
-inline constexpr int kMaxHeadDim = 640;  // absorbed MLA has 576
 
 // Row-major memory: rows `stride` elements apart.
 template <class A>

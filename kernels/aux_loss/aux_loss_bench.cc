@@ -4,6 +4,7 @@
 
 #include "kernels/aux_loss/aux_loss.h"
 #include "kernels/bench/bench.h"
+#include "kernels/router/router.h"
 
 namespace tapeline::bench {
 namespace {
@@ -104,12 +105,17 @@ Run backward(const Arguments& a) {
 const std::vector<std::vector<int64_t>> kShapes = {{1024, 8}, {4096, 256}};
 const std::vector<std::vector<int64_t>> kModels = {{16384, 256}};
 const std::vector<std::string> kKeys = {"T", "E"};
+const Limits kLimits = {.dtypes = {DType::kF32},
+                        .broken = [](const std::vector<int64_t>& d) {
+                          return at_most(kMaxExperts, "E", d[1]);
+                        }};
+
 const bool added = add({"aux_loss", "balance_fwd", kKeys, kShapes, forward,
                         kModels, DType::kF32},
-                       only(DType::kF32)) &&
+                       kLimits) &&
                    add({"aux_loss", "balance_bwd", kKeys, kShapes, backward,
                         kModels, DType::kF32},
-                       only(DType::kF32));
+                       kLimits);
 
 }  // namespace
 }  // namespace tapeline::bench

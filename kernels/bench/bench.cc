@@ -236,6 +236,31 @@ std::string commit() {
   return first_line("git -C '" + where + "' rev-parse HEAD 2>/dev/null");
 }
 
+// Which rule of the op --shape or --dtype breaks; or nothing.
+std::string broken_rule(const Registered& op, const Options& options) {
+  const Limits& limits = op.limits;
+  std::string broken;
+  if (options.shape.size() == op.keys.size()) {
+    for (size_t i = 0; i < op.keys.size(); ++i) {
+      if (options.shape[i] == 0 && op.keys[i] != op.may_be_zero) {
+        return "--shape: " + op.keys[i] + " of " + op.name + " is at least 1";
+      }
+    }
+    if (limits.broken) broken = limits.broken(options.shape);
+  }
+  if (!broken.empty()) return "--shape: " + broken + " for " + op.name;
+  if (!options.dtype || std::find(limits.dtypes.begin(), limits.dtypes.end(),
+                                  *options.dtype) != limits.dtypes.end()) {
+    return "";
+  }
+  std::string taken;
+  for (DType dtype : limits.dtypes) {
+    taken += (taken.empty() ? "" : " or ") + std::string(name_of(dtype));
+  }
+  return "--dtype=" + std::string(name_of(*options.dtype)) + ": " + op.name +
+         " takes " + (taken.empty() ? "none" : taken);
+}
+
 // The ops and shapes that the options choose.
 struct Chosen {
   const Registered* op;
@@ -248,6 +273,8 @@ std::vector<Chosen> choose(const Options& options, bool on_cuda) {
         options.op != op.kernel) {
       continue;
     }
+    // Of all ops, those that take what is asked for.
+    if (options.op.empty() && !broken_rule(op, options).empty()) continue;
     if (options.shape.empty()) {
       chosen.push_back({&op, on_cuda ? op.gpu_shapes : op.shapes});
     } else if (options.shape.size() == op.keys.size()) {
@@ -279,32 +306,18 @@ std::string wrong_choice(const Options& options,
     const std::string got =
         "got " + std::to_string(options.shape.size()) +
         (options.shape.size() == 1 ? " number" : " numbers");
+    for (const Registered& other : ops()) {
+      if (!options.op.empty() || options.shape.size() != other.keys.size()) {
+        continue;
+      }
+      return broken_rule(other, options);
+    }
     if (options.op.empty()) return "no op takes such a --shape, " + got;
     return op->name + " takes " + joined(op->keys) + ", " + got;
   }
   for (const Chosen& c : chosen) {
-    for (size_t i = 0; i < options.shape.size(); ++i) {
-      const std::string& key = c.op->keys[i];
-      if (options.shape[i] == 0 && key != c.op->may_be_zero) {
-        return "--shape: " + key + " of " + c.op->name + " is at least 1";
-      }
-    }
-    const Limits& limits = c.op->limits;
-    const std::string broken = options.shape.empty() || !limits.broken
-                                   ? ""
-                                   : limits.broken(options.shape);
-    if (!broken.empty()) {
-      return "--shape: " + broken + " for " + c.op->name;
-    }
-    if (options.dtype && std::find(limits.dtypes.begin(), limits.dtypes.end(),
-                                   *options.dtype) == limits.dtypes.end()) {
-      std::string taken;
-      for (DType dtype : limits.dtypes) {
-        taken += (taken.empty() ? "" : " or ") + std::string(name_of(dtype));
-      }
-      return "--dtype=" + std::string(name_of(*options.dtype)) + ": " +
-             c.op->name + " takes " + taken;
-    }
+    const std::string broken = broken_rule(*c.op, options);
+    if (!broken.empty()) return broken;
   }
   return "";
 }

@@ -44,6 +44,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <type_traits>
@@ -116,10 +117,22 @@ struct Limits {
   // A rule that these numbers break, as "k is at most T"; or nothing.
   std::string (*broken)(const std::vector<int64_t>& dims) = nullptr;
 };
-inline Limits only(DType dtype) { return {.dtypes = {dtype}}; }
+
+// Rules: what is said of one that is broken, else nothing.
 inline std::string at_most(int64_t most, const std::string& key,
                            int64_t value) {
   return value <= most ? "" : key + " is at most " + std::to_string(most);
+}
+inline std::string multiple(const std::string& of_key, int64_t of,
+                            const std::string& key, int64_t value) {
+  return of == 0 || value % of == 0 ? "" : key + " is a multiple of " + of_key;
+}
+// Of several.
+inline std::string first_broken(std::initializer_list<std::string> rules) {
+  for (const std::string& rule : rules) {
+    if (!rule.empty()) return rule;
+  }
+  return "";
 }
 
 // Registers an op, at namespace scope: const bool added = bench::add({...}).

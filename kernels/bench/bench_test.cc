@@ -202,6 +202,11 @@ TEST(Bench, UsageErrorsAre64) {
   expect_usage({"halve", "--shape=4x1025x0"},
                "--shape: E is at most 1024 for halve_fwd");
   EXPECT_EQ(run_with({"halve", "--list", "--shape=4x1024x0"}).code, 0);
+  // Ops that are not named are left out where they do not fit.
+  EXPECT_EQ(run_with({"--dtype=bf16", "--list", "--device=cpu"}).out,
+            run_with({"--list", "--device=cpu"}).out);
+  expect_usage({"--shape=4x1025x0"},
+               "--shape: E is at most 1024 for halve_fwd");
   expect_usage({"halve", "--shape=4x8x0", "--dtype=bf16"},
                "--dtype=bf16: halve_fwd takes f32 or f64");
   EXPECT_EQ(run_with({"halve", "--list", "--dtype=f64"}).code, 0);

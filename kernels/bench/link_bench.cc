@@ -94,24 +94,28 @@ Run make(const Arguments& a) {
 }
 
 const std::vector<std::vector<int64_t>> kShapes = {{1 << 20}};
+const Limits kLimits = {.dtypes = {}};  // bytes
 const bool added = add({"link",
                         "h2d_pinned",
                         {"bytes"},
                         kShapes,
                         make<Direction::kIn>,
-                        {{536870912}}}) &&
+                        {{536870912}}},
+                       kLimits) &&
                    add({"link",
                         "d2h_pinned",
                         {"bytes"},
                         kShapes,
                         make<Direction::kOut>,
-                        {{536870912}}}) &&
+                        {{536870912}}},
+                       kLimits) &&
                    add({"link",
                         "h2d_d2h_both",
                         {"bytes"},
                         kShapes,
                         make<Direction::kBoth>,
-                        {{1073741824}}});
+                        {{1073741824}}},
+                       kLimits);
 
 }  // namespace
 }  // namespace tapeline::bench

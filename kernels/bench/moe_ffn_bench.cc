@@ -245,12 +245,11 @@ const std::vector<std::vector<int64_t>> kShapes = {{256, 2, 8, 64, 32}};
 // Qwen3-30B.
 const std::vector<std::vector<int64_t>> kModels = {{16384, 8, 128, 2048, 768},
                                                    {32768, 8, 128, 2048, 768}};
-const Limits kLimits = {
-    .broken = [](const std::vector<int64_t>& d) -> std::string {
-      if (d[1] > d[2]) return "k is at most E";
-      const std::string choices = at_most(kMaxChoices, "k", d[1]);
-      return choices.empty() ? at_most(kMaxExperts, "E", d[2]) : choices;
-    }};
+const Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
+  return first_broken({d[1] <= d[2] ? "" : "k is at most E",
+                       at_most(kMaxChoices, "k", d[1]),
+                       at_most(kMaxExperts, "E", d[2])});
+}};
 
 const bool added =
     add({"moe_ffn", "moe_ffn_fwd", kKeys, kShapes, make<false>, kModels},

@@ -77,7 +77,7 @@ const std::vector<std::vector<int64_t>> kModels = {{16384, 7168},
 const bool added = add({"elementwise", "add", kKeys, kShapes, make, kModels}) &&
                    add({"elementwise", "cast", kKeys, kShapes, make_cast,
                         kModels, DType::kF32},
-                       only(DType::kF32));
+                       {.dtypes = {DType::kF32}});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -20,6 +20,7 @@
 #include <cstddef>
 
 #include "kernels/attention/key_range.h"
+#include "kernels/attention/limits.h"
 #include "kernels/kernel.h"
 
 namespace tapeline {

@@ -123,7 +123,7 @@ bench::Run make_select(const bench::Arguments& arguments) {
 }
 
 const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
-  return bench::at_most(640, "d", d[1]);
+  return bench::at_most(kMaxHeadDim, "d", d[1]);
 }};
 
 const bool added =

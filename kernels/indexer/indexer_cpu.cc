@@ -15,7 +15,6 @@ using internal::converted;
 using internal::index_scores;
 using internal::kConverted;
 using internal::kKeyTile;
-using internal::kMaxHeadDim;
 using internal::Rows;
 
 // Queries that share a tile of keys while it is in the cache.

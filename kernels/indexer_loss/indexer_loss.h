@@ -12,7 +12,7 @@
 //
 //   qI [T, Hi, Di]  kI [S, Di]  q [T, H, D]  kv [S, D]   T in {f32, bf16, f64}
 //   w [T, Hi]  lse [T, H]  loss [T]  dscore [T, K]       Accumulator<T>
-//   ids [T, K] i32, K <= 8192
+//   ids [T, K] i32, K <= kMaxSelected
 //
 // -1 in ids is skipped wherever it stands: dscore is 0 there. A row of -1 has
 // loss 0. Rows are not weighted nor averaged: loss [T] is per query. q, kv and
@@ -24,9 +24,13 @@
 
 #include <cstddef>
 
+#include "kernels/attention/limits.h"
 #include "kernels/kernel.h"
 
 namespace tapeline {
+
+// Of a query: a row's scores and target are on the CPU's stack.
+inline constexpr int64_t kMaxSelected = 8192;
 
 // Overwrites loss and dscore, and with p the target unless that is empty (0
 // where ids are -1).

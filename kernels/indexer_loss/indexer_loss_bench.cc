@@ -157,11 +157,11 @@ const std::vector<std::vector<int64_t>> kModels = {
     {32, 128, 64, 576, 2048, 1024}};
 
 const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
-  const std::string index = bench::at_most(640, "index_d", d[1]);
-  const std::string query = bench::at_most(640, "dqk", d[3]);
-  return !index.empty()   ? index
-         : !query.empty() ? query
-                          : bench::at_most(8192, "topk", d[5]);
+  return bench::first_broken(
+      {bench::at_most(kMaxHeadDim, "index_d", d[1]),
+       bench::at_most(kMaxHeadDim, "dqk", d[3]),
+       // A query has at most all keys.
+       bench::at_most(kMaxSelected, "topk", std::min(d[5], d[4]))});
 }};
 
 const bool added = bench::add({"indexer_loss", "dsa_indexer_loss_fwd", kKeys,

@@ -21,7 +21,6 @@ using internal::index_scores;
 using internal::kConverted;
 using internal::kKeysPerChunk;
 using internal::kKeyTile;
-using internal::kMaxHeadDim;
 using internal::kRowTile;
 using internal::plain;
 using internal::Rows;
@@ -31,8 +30,6 @@ using internal::visit_entries;
 using internal::visit_selected;
 
 constexpr int64_t kQueriesPerChunk = 4;
-constexpr int64_t kMaxSelected =
-    8192;                            // a row's scores and target on the stack
 constexpr double kSmallest = 1e-10;  // of a probability under a logarithm
 
 // The valid entries of a row, side by side, with their slots.

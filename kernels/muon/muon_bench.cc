@@ -96,7 +96,7 @@ const bool added = add({"muon",
                         make,
                         {{16, 256, 512}},
                         DType::kF32},
-                       only(DType::kF32));
+                       {.dtypes = {DType::kF32}});
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -98,8 +98,8 @@ TEST_P(MuonCases, TheTransposeOfTheInputGivesTheTransposeOfTheResult) {
 TEST_P(MuonCases, AMatrixOfABatchGivesTheBitsItGivesAlone) {
   const MuonCase& c = GetParam();
   const int64_t elements = c.rows * c.columns;
-  // These again and again, so that those which share a piece of the workspace,
-  // 16 apart, differ.
+  // These again and again: neighbours, which share a piece of the workspace,
+  // differ.
   constexpr int64_t kDistinct = 5;
   Buffer<float> some({kDistinct, elements});
   some.normal(7);

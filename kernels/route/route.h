@@ -10,6 +10,7 @@
 // R, the capacity, is at least the number of ids that are not -1 (CHECK on the
 // CPU). All int32; everything is overwritten. One pass to count and one to
 // place, on the calling thread: the copies that follow move 1000 times more.
+// At most kMaxRoutedExperts experts and 2^31 - 1 ids.
 // `workspace` is aligned to 16 bytes; without one, a GPU counts in the shared
 // memory of eight of its processors alone.
 #pragma once
@@ -20,6 +21,9 @@
 #include "kernels/kernel.h"
 
 namespace tapeline {
+
+// A GPU without a workspace counts in the shared memory of a block.
+inline constexpr int64_t kMaxRoutedExperts = 12800;
 
 void route(Launch, View<const int32_t> ids_TK, View<int32_t> offsets_E1,
            View<int32_t> row_TK, View<int32_t> token_R, View<int32_t> slot_R,

@@ -57,13 +57,21 @@ Run make(const Arguments& a) {
               }};
 }
 
+// Of no dtype: all are int32.
+const Limits kLimits = {
+    .dtypes = {}, .broken = [](const std::vector<int64_t>& d) {
+      return first_broken({at_most(kMaxRoutedExperts, "E", d[1]),
+                           at_most(INT32_MAX / d[2], "T", d[0])});
+    }};
+
 const bool added = add({"route",
                         "route_sort_index",
                         {"T", "E", "k"},
                         {{1024, 8, 2}, {16384, 256, 8}},
                         make,
                         {{16384, 256, 8}},
-                        DType::kF32});
+                        DType::kF32},
+                       kLimits);
 
 }  // namespace
 }  // namespace tapeline::bench

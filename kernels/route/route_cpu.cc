@@ -28,6 +28,7 @@ void route(Launch l, View<const int32_t> ids, View<int32_t> offsets,
         slot.contiguous())
       << "[route] shapes: token is " << describe(token) << ", slot is "
       << describe(slot);
+  CHECK_LE(offsets.size(0) - 1, kMaxRoutedExperts) << "[route] experts";
   CHECK_LE(ids.elements(), std::numeric_limits<int32_t>::max());
   if (kCuda && l.on_cuda()) {
     const bool groups =

@@ -74,6 +74,13 @@ TEST(RouteDeath, IdsOutsideOfTheExpertsAreErrors) {
   EXPECT_DEATH(run_route({0, -2}, 1, 2, 4, 2, false, cpu), "expert id -2 of 4");
 }
 
+TEST(RouteDeath, MoreExpertsThanAGpuCountsAreAnError) {
+  Threads cpu(1);
+  const Tables most = run_route({0, 12799}, 1, 2, 12800, 2, false, cpu);
+  EXPECT_EQ(most.row, (std::vector<double>{0, 1}));
+  EXPECT_DEATH(run_route({0, 1}, 1, 2, 12801, 2, false, cpu), "experts");
+}
+
 TEST(RouteDeath, RowsBeyondTheCapacityAreAnError) {
   Threads cpu(1);
   EXPECT_DEATH(run_route({0, 1, 2, 3}, 2, 2, 4, 3, false, cpu),

@@ -85,7 +85,7 @@ struct Data {
       for (int64_t g = 0; g < options.groups; ++g) {
         std::vector<double> of(&value[g * size], &value[g * size] + size);
         std::sort(of.rbegin(), of.rend());
-        group[g] = of[0] + of[1];
+        group[g] = of[0] + (size > 1 ? of[1] : 0);
       }
       std::vector<bool> kept(options.groups);
       for (int64_t g : best(group, options.top_groups)) kept[g] = true;
@@ -186,19 +186,15 @@ const std::vector<std::string> kKeys = {"T", "E", "k", "groups"};
 // DeepSeek-V3, GLM-5.2 and Qwen3-MoE.
 const std::vector<std::vector<int64_t>> kModels = {
     {16384, 256, 8, 8}, {16384, 256, 8, 1}, {16384, 128, 8, 0}};
-// T, E, k, groups.
-std::string broken(const std::vector<int64_t>& d) {
-  if (d[2] > d[1]) return "k is at most E";
-  if (d[3] > 0 && d[1] % d[3] != 0) return "E is a multiple of groups";
-  // Half of the groups are chosen.
-  for (const std::string& broken :
-       {at_most(kMaxChoices, "k", d[2]), at_most(kMaxExperts, "E", d[1]),
-        at_most(2 * kMaxChoices, "groups", d[3])}) {
-    if (!broken.empty()) return broken;
-  }
-  return "";
-}
-const Limits kLimits = {.dtypes = {DType::kF32}, .broken = broken};
+const Limits kLimits = {
+    .dtypes = {DType::kF32}, .broken = [](const std::vector<int64_t>& d) {
+      return first_broken({d[2] <= d[1] ? "" : "k is at most E",
+                           multiple("groups", d[3], "E", d[1]),
+                           at_most(kMaxChoices, "k", d[2]),
+                           at_most(kMaxExperts, "E", d[1]),
+                           // Half of them are chosen.
+                           at_most(2 * kMaxChoices, "groups", d[3])});
+    }};
 
 const bool added = add({"router", "router_topk", kKeys, kShapes, forward,
                         kModels, DType::kF32, "groups"},

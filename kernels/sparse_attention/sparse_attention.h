@@ -19,6 +19,7 @@
 
 #include <cstddef>
 
+#include "kernels/attention/limits.h"
 #include "kernels/kernel.h"
 
 namespace tapeline {

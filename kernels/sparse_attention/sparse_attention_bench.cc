@@ -189,11 +189,11 @@ const std::vector<std::vector<int64_t>> kShapes = {{4, 512, 512, 64, 80, 64},
 const std::vector<std::vector<int64_t>> kModels = {
     {64, 512, 32768, 2048, 576, 512}, {128, 256, 32768, 2048, 576, 512}};
 
-const bench::Limits kLimits = {
-    .broken = [](const std::vector<int64_t>& d) -> std::string {
-      if (d[5] > d[4]) return "dv is at most dqk";
-      return bench::at_most(640, "dqk", d[4]);
-    }};
+const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
+  return bench::first_broken({d[5] <= d[4] ? "" : "dv is at most dqk",
+                              bench::at_most(kMaxHeadDim, "dqk", d[4]),
+                              bench::at_most(INT32_MAX / d[3], "S", d[1])});
+}};
 
 const bool added = bench::add({"sparse_attention", "sparse_mla_fwd", kKeys,
                                kShapes, make<Pass::kForward>, kModels},

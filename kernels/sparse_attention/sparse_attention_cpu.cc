@@ -22,7 +22,6 @@ using internal::heads_of;
 using internal::kConverted;
 using internal::kKeysPerChunk;
 using internal::kKeyTile;
-using internal::kMaxHeadDim;
 using internal::kRowTile;
 using internal::plain;
 using internal::Rows;
