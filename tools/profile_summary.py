@@ -19,7 +19,7 @@ NO_STALL = ("selected", "not_selected")
 
 
 def kernel_name(text):
-    """Without a return type, unnamed namespaces and parameters: forward_short<16, bf16>."""
+    """Without a return type, unnamed namespaces and parameters: swiglu_forward_kernel<true, bf16>."""
     text = re.sub(r"<?unnamed>::|\(anonymous namespace\)::|^void ", "", text)
     # Parameters begin at a parenthesis that is no cast in a template's arguments.
     depth = 0

@@ -17,8 +17,8 @@ struct Factors {
 // it gives the same bits.
 template <bool kWhole, class A>
 __global__ void __launch_bounds__(kThreads)
-    update(int64_t n, Factors<A> f, double scale, const double* clip, A* param,
-           const A* grad, A* m, A* v) {
+    adamw_kernel(int64_t n, Factors<A> f, double scale, const double* clip,
+                 A* param, const A* grad, A* m, A* v) {
   constexpr int kN = Pack<A>::kSize;
   if (clip != nullptr) {
     if (!isfinite(*clip)) return;
@@ -65,7 +65,7 @@ void adamw(Launch l, View<A> param, View<const A> grad, View<A> m, View<A> v,
       static_cast<unsigned>(ceil_div(n, kThreads * Pack<A>::kSize));
   if (blocks == 0) return;
   const auto run = [&]<bool kWhole>() {
-    update<kWhole><<<blocks, kThreads, 0, stream_of(l)>>>(
+    adamw_kernel<kWhole><<<blocks, kThreads, 0, stream_of(l)>>>(
         n, f, o.gradient_scale, o.clip_1.data, param.data, grad.data, m.data,
         v.data);
   };

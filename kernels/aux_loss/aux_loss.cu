@@ -141,7 +141,7 @@ __device__ Quotient<A> quotient(BalanceKind kind, const A* logit, const A* bias,
 }
 
 // A block's part of a loss, sum and count: it is one of a cluster, whose first
-// block finishes, or leaves its part for mean_of_parts().
+// block finishes, or leaves its part for aux_loss_mean_kernel().
 template <class A>
 __device__ void finish_mean(double sum, int64_t count, A* loss,
                             double* partial) {
@@ -161,7 +161,7 @@ __device__ void finish_mean(double sum, int64_t count, A* loss,
 constexpr int kPartThreads = 256;
 template <class A>
 __global__ void __launch_bounds__(kPartThreads)
-    mean_of_parts(int parts, const double* partial, A* loss) {
+    aux_loss_mean_kernel(int parts, const double* partial, A* loss) {
   double sum = 0, count = 0;
   for (int i = threadIdx.x; i < parts; i += kPartThreads) {
     sum += partial[i];
@@ -186,8 +186,8 @@ void launch_mean(const Launch& l, void (*kernel)(P..., A*, double*),
       ceil_div(tokens, kSumThreads / kWarp), 1, kSumBlocks));
   kernel<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream_of(l)>>>(
       args..., loss.data, partial.data);
-  mean_of_parts<<<1, kPartThreads, 0, stream_of(l)>>>(blocks, partial.data,
-                                                      loss.data);
+  aux_loss_mean_kernel<<<1, kPartThreads, 0, stream_of(l)>>>(
+      blocks, partial.data, loss.data);
 }
 
 template <class A>
@@ -320,8 +320,8 @@ __global__ void __launch_bounds__(kThreads)
 // One cluster a sequence: its blocks share the pairs, then the experts.
 template <class C>
 __global__ void __launch_bounds__(kSumThreads)
-    bias_count_kernel(Rows<const int32_t, 2> ids, Tokens set,
-                      Rows<C, 2> counts) {
+    count_experts_kernel(Rows<const int32_t, 2> ids, Tokens set,
+                         Rows<C, 2> counts) {
   namespace cg = cooperative_groups;
   __shared__ int32_t histogram[kMaxExperts];
   const cg::cluster_group cluster = cg::this_cluster();
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 __global__ void __launch_bounds__(kSumThreads)
-    bias_move_kernel(Rows<const int64_t, 2> counts, float rate,
+    move_bias_kernel(Rows<const int64_t, 2> counts, float rate,
                      Rows<float, 1> bias, const double* clip) {
   if (clip != nullptr && !isfinite(*clip)) return;
   const int64_t experts = counts.size[1];
@@ -386,7 +386,7 @@ void count_experts(Launch l, View<const int32_t> ids, const TokenSet& set,
   CHECK_LE(counts.size(1), kMaxExperts) << "[aux_loss] " << describe(counts);
   const Tokens tokens = tokens_of(set, ids.size(0));
   if (tokens.sequences == 0) return;
-  launch_clusters(l, bias_count_kernel<C>,
+  launch_clusters(l, count_experts_kernel<C>,
                   dim3(kCluster * static_cast<unsigned>(tokens.sequences)),
                   kSumThreads, 0, rows<2>(ids), tokens, rows<2>(counts));
   check_launch("count_experts");
@@ -439,7 +439,7 @@ void z_loss_backward(Launch l, double dloss, View<const A> logits,
 void update_router_bias(Launch l, View<const int64_t> counts, double rate,
                         View<float> bias, View<const double> clip) {
   if (counts.size(1) == 0) return;
-  bias_move_kernel<<<1, kSumThreads, 0, stream_of(l)>>>(
+  move_bias_kernel<<<1, kSumThreads, 0, stream_of(l)>>>(
       rows<2>(counts), static_cast<float>(rate), rows<1>(bias), clip.data);
   check_launch("update_router_bias");
 }

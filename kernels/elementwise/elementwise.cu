@@ -235,8 +235,8 @@ struct Constant {
 constexpr int kSumThreads = 1024;
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kSumThreads)
-    add_up(const __grid_constant__ Loop<1> loop, const T* x,
-           Accumulator<T>* y) {
+    elementwise_sum_kernel(const __grid_constant__ Loop<1> loop, const T* x,
+                           Accumulator<T>* y) {
   using A = Accumulator<T>;
   constexpr int kN = Pack<T>::kSize;
   constexpr int64_t kStep = int64_t{kCluster} * kSumThreads;
@@ -310,8 +310,10 @@ void sum(Launch l, View<const T> x, View<Accumulator<T>> y) {
       << "[sum] x is " << describe(x);
   const bool whole = loop.outer == 0 && loop.stride[0][0] == 1 &&
                      reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  launch_clusters(l, whole ? add_up<true, T> : add_up<false, T>, dim3(kCluster),
-                  kSumThreads, 0, loop, x.data, y.data);
+  launch_clusters(l,
+                  whole ? elementwise_sum_kernel<true, T>
+                        : elementwise_sum_kernel<false, T>,
+                  dim3(kCluster), kSumThreads, 0, loop, x.data, y.data);
   check_launch("sum");
 }
 

@@ -38,8 +38,8 @@ struct Table {
 // leave a partial sum each, so its bits do not depend on the other tensors.
 template <class A, class Term>
 __global__ void __launch_bounds__(kThreads)
-    sum_partials(Term term, const __grid_constant__ Table table,
-                 double* partial) {
+    grad_norm_partials_kernel(Term term, const __grid_constant__ Table table,
+                              double* partial) {
   constexpr int kN = Pack<A>::kSize;
   const int t = table.tensor_of(static_cast<int>(blockIdx.x));
   const int block = static_cast<int>(blockIdx.x) - table.first[t];
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // each[t] = the partial sums of tensor t, a block's, in a fixed tree.
 __global__ void __launch_bounds__(kThreads)
-    sum_up(const __grid_constant__ Table table, const double* partial,
-           double* each) {
+    grad_norm_sum_kernel(const __grid_constant__ Table table,
+                         const double* partial, double* each) {
   const int t = static_cast<int>(blockIdx.x);
   const int count = table.first[t + 1] - table.first[t];
   double sum = 0;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kOrderThreads = 1024;
 __global__ void __launch_bounds__(kOrderThreads)
-    add_up(int64_t count, const double* each, double* total) {
+    grad_norm_add_kernel(int64_t count, const double* each, double* total) {
   __shared__ double next[kOrderThreads];
   double sum = *total;
   for (int64_t first = 0; first < count; first += kOrderThreads) {
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kOrderThreads)
   if (threadIdx.x == 0) *total = sum;
 }
 
-__global__ void make_factor(const double* squares, double max_norm,
-                            double* factor) {
+__global__ void grad_norm_factor_kernel(const double* squares, double max_norm,
+                                        double* factor) {
   const double norm = sqrt(*squares);
   if (!isfinite(norm)) {
     *factor = NAN;
@@ -144,11 +144,11 @@ void launch_sums(const Launch& l, Term term, const View<const A>* x, int count,
   }
   const auto blocks = static_cast<unsigned>(table.first[count]);
   if (blocks > 0) {
-    sum_partials<A>
+    grad_norm_partials_kernel<A>
         <<<blocks, kThreads, 0, stream_of(l)>>>(term, table, partial);
   }
-  sum_up<<<static_cast<unsigned>(count), kThreads, 0, stream_of(l)>>>(
-      table, partial, each);
+  grad_norm_sum_kernel<<<static_cast<unsigned>(count), kThreads, 0,
+                         stream_of(l)>>>(table, partial, each);
   check_launch("grad_norm");
 }
 
@@ -189,13 +189,14 @@ void squared_norms(Launch l, const std::vector<View<const A>>& x,
   }
 }
 void add_in_order(Launch l, View<const double> each, View<double> total) {
-  add_up<<<1, kOrderThreads, 0, stream_of(l)>>>(each.elements(), each.data,
-                                                total.data);
+  grad_norm_add_kernel<<<1, kOrderThreads, 0, stream_of(l)>>>(
+      each.elements(), each.data, total.data);
   check_launch("grad_norm");
 }
 void clip_factor(Launch l, View<const double> squares, double max_norm,
                  View<double> factor) {
-  make_factor<<<1, 1, 0, stream_of(l)>>>(squares.data, max_norm, factor.data);
+  grad_norm_factor_kernel<<<1, 1, 0, stream_of(l)>>>(squares.data, max_norm,
+                                                     factor.data);
   check_launch("clip_factor");
 }
 

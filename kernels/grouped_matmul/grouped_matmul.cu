@@ -41,8 +41,9 @@ struct Weights {
 // y[r, n] = sum_k x[r, k] w[e](n, k)
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    rows_times_weights(Rows<const T, 2> x, Weights<T> w,
-                       Rows<const int32_t, 1> offsets, Rows<T, 2> y) {
+    grouped_rows_times_weights_kernel(Rows<const T, 2> x, Weights<T> w,
+                                      Rows<const int32_t, 1> offsets,
+                                      Rows<T, 2> y) {
   using A = Accumulator<T>;
   const int64_t columns = y.size[1], tiles_n = ceil_div(columns, kTile);
   const RowTile tile = row_tile(offsets, blockIdx.x / tiles_n);
@@ -72,8 +73,8 @@ __global__ void __launch_bounds__(kTileThreads)
 
 template <class T, class G>
 __global__ void __launch_bounds__(kTileThreads)
-    wgrad(Rows<const T, 2> dy, Rows<const T, 2> x,
-          Rows<const int32_t, 1> offsets, Rows<G, 3> dw) {
+    grouped_wgrad_kernel(Rows<const T, 2> dy, Rows<const T, 2> x,
+                         Rows<const int32_t, 1> offsets, Rows<G, 3> dw) {
   using A = Accumulator<T>;
   const int64_t f = dw.size[1], d = dw.size[2];
   const int64_t tiles_d = ceil_div(d, kTile), tiles_f = ceil_div(f, kTile);
@@ -111,7 +112,7 @@ void launch_rows(const char* op, Launch l, const View<const T>& x,
   const int64_t slots = experts + x.size(0) / kTile;
   const int64_t blocks = slots * ceil_div(y.size(1), kTile);
   if (blocks == 0 || experts == 0) return;
-  rows_times_weights<T>
+  grouped_rows_times_weights_kernel<T>
       <<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
           rows<2>(x), w, rows<1>(offsets), rows<2>(y));
   check_launch(op);
@@ -156,8 +157,9 @@ void grouped_matmul_wgrad(Launch l, View<const T> dy_RF, View<const T> x_RD,
   const int64_t blocks = dw_EFD.size(0) * ceil_div(dw_EFD.size(1), kTile) *
                          ceil_div(dw_EFD.size(2), kTile);
   if (blocks == 0) return;
-  wgrad<T, G><<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
-      rows<2>(dy_RF), rows<2>(x_RD), rows<1>(offsets), rows<3>(dw_EFD));
+  grouped_wgrad_kernel<T, G>
+      <<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
+          rows<2>(dy_RF), rows<2>(x_RD), rows<1>(offsets), rows<3>(dw_EFD));
   check_launch("grouped_matmul_wgrad");
 }
 

@@ -10,10 +10,11 @@ namespace {
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    score_tile(Rows<const T, 3> q, Rows<const T, 2> k,
-               Rows<const Accumulator<T>, 2> w, Rows<const int32_t, 1> begin,
-               Rows<const int32_t, 1> end, Accumulator<T> scale,
-               Rows<Accumulator<T>, 2> scores) {
+    indexer_score_tile_kernel(Rows<const T, 3> q, Rows<const T, 2> k,
+                              Rows<const Accumulator<T>, 2> w,
+                              Rows<const int32_t, 1> begin,
+                              Rows<const int32_t, 1> end, Accumulator<T> scale,
+                              Rows<Accumulator<T>, 2> scores) {
   using A = Accumulator<T>;
   const int64_t tokens = q.size[0], keys = k.size[0];
   const int64_t tiles_s = ceil_div(keys, kTile);
@@ -77,7 +78,7 @@ void indexer_scores(Launch l, View<const T> q_THD, View<const T> k_SD,
                                   scores_TS);
     }
   }
-  score_tile<T>
+  indexer_score_tile_kernel<T>
       <<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
           rows<3>(q_THD), rows<2>(k_SD), rows<2>(w_TH), rows<1>(range.begin),
           rows<1>(range.end), static_cast<Accumulator<T>>(scale),

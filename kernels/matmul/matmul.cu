@@ -23,8 +23,8 @@ Factor<T> factor(const View<const T>& x, bool k_first) {
 // One block a tile of c: what cuBLASLt does not do.
 template <class T, class C>
 __global__ void __launch_bounds__(kTileThreads)
-    plain(Factor<T> a, Factor<T> b, Rows<C, 3> c, int64_t depth,
-          Accumulator<T> alpha, bool accumulate) {
+    matmul_plain_kernel(Factor<T> a, Factor<T> b, Rows<C, 3> c, int64_t depth,
+                        Accumulator<T> alpha, bool accumulate) {
   using A = Accumulator<T>;
   const int64_t m = c.size[1], n = c.size[2];
   const int64_t tiles_n = ceil_div(n, kTile), tiles_m = ceil_div(m, kTile);
@@ -63,16 +63,17 @@ void launch_plain(const Launch& l, const View<const T>& a,
                   const MatmulOptions& options) {
   const int64_t blocks =
       c.size(0) * ceil_div(c.size(1), kTile) * ceil_div(c.size(2), kTile);
-  plain<T, C><<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
-      factor(a, options.transpose_a), factor(b, !options.transpose_b),
-      rows<3>(c), a.size(options.transpose_a ? 1 : 2),
-      static_cast<Accumulator<T>>(options.alpha), options.accumulate);
+  matmul_plain_kernel<T, C>
+      <<<static_cast<unsigned>(blocks), kTileThreads, 0, stream_of(l)>>>(
+          factor(a, options.transpose_a), factor(b, !options.transpose_b),
+          rows<3>(c), a.size(options.transpose_a ? 1 : 2),
+          static_cast<Accumulator<T>>(options.alpha), options.accumulate);
   check_launch("matmul");
 }
 
 // c += product, one element a thread.
 __global__ void __launch_bounds__(kTileThreads)
-    add_products(const float* product, Rows<bf16, 3> c) {
+    matmul_add_products_kernel(const float* product, Rows<bf16, 3> c) {
   const int64_t at = int64_t{blockIdx.x} * kTileThreads + threadIdx.x;
   const int64_t j = at % c.size[2], row = at / c.size[2];
   const int64_t batch = row / c.size[1];
@@ -103,10 +104,10 @@ void accumulate_bf16(const Launch& l, const View<const bf16>& a,
         const View<float> product(matmul_products(l), c_part.shape);
         if (matmul_lt<bf16, float>(l, a_part, b_part, product,
                                    product_options)) {
-          add_products<<<static_cast<unsigned>(
-                             ceil_div(product.elements(), kTileThreads)),
-                         kTileThreads, 0, stream_of(l)>>>(product.data,
-                                                          rows<3>(c_part));
+          matmul_add_products_kernel<<<static_cast<unsigned>(ceil_div(
+                                           product.elements(), kTileThreads)),
+                                       kTileThreads, 0, stream_of(l)>>>(
+              product.data, rows<3>(c_part));
           check_launch("matmul");
           continue;
         }

@@ -18,8 +18,9 @@ struct Momentum {
 
 template <bool kWhole, class A>
 __global__ void __launch_bounds__(kThreads)
-    step_momentum(int64_t n, Momentum<A> f, double scale, const double* clip,
-                  const A* grad, A* momentum, A* update) {
+    muon_momentum_kernel(int64_t n, Momentum<A> f, double scale,
+                         const double* clip, const A* grad, A* momentum,
+                         A* update) {
   constexpr int kN = Pack<A>::kSize;
   const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (j * kN >= n) return;
@@ -45,8 +46,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kWhole, class A>
 __global__ void __launch_bounds__(kThreads)
-    step_param(int64_t n, A decay, A rate, const double* clip, const A* update,
-               A* param) {
+    muon_apply_kernel(int64_t n, A decay, A rate, const double* clip,
+                      const A* update, A* param) {
   constexpr int kN = Pack<A>::kSize;
   const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (j * kN >= n || (clip != nullptr && !isfinite(*clip))) return;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kWhole, class A>
 __global__ void __launch_bounds__(kNormThreads)
-    normalize(int64_t n, const A* update, A* x) {
+    muon_normalize_kernel(int64_t n, const A* update, A* x) {
   constexpr int kN = Pack<A>::kSize;
   const int64_t packs = (n + kN - 1) / kN;
   const int64_t first = int64_t{blockIdx.x} * kNormThreads + threadIdx.x;
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kNormThreads)
 
 template <class A>
 __global__ void __launch_bounds__(kThreads)
-    add_terms(int64_t side, A a, A b, const A* s, A* p) {
+    muon_add_terms_kernel(int64_t side, A a, A b, const A* s, A* p) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= side * side) return;
   A value = fma(b, s[i], p[i]);
@@ -115,9 +116,10 @@ void muon_momentum(Launch l, View<const A> grad, View<A> momentum, double beta,
   if (n == 0) return;
   const Momentum<A> f = {A(gradient_scale), A(beta), A(1 - beta), nesterov};
   const auto run = [&]<bool kWhole>() {
-    step_momentum<kWhole><<<block_count<A>(n), kThreads, 0, stream_of(l)>>>(
-        n, f, gradient_scale, clip_1.data, grad.data, momentum.data,
-        update.data);
+    muon_momentum_kernel<kWhole>
+        <<<block_count<A>(n), kThreads, 0, stream_of(l)>>>(
+            n, f, gradient_scale, clip_1.data, grad.data, momentum.data,
+            update.data);
   };
   by_alignment(run, flat<A>(grad.data, n), flat<A>(momentum.data, n),
                flat<A>(update.data, n));
@@ -131,9 +133,10 @@ void muon_apply(Launch l, View<const A> update, double lr_scaled,
   const int64_t n = update.elements();
   if (n == 0) return;
   const auto run = [&]<bool kWhole>() {
-    step_param<kWhole, A><<<block_count<A>(n), kThreads, 0, stream_of(l)>>>(
-        n, A(1 - lr * weight_decay), A(lr_scaled), clip_1.data, update.data,
-        param.data);
+    muon_apply_kernel<kWhole, A>
+        <<<block_count<A>(n), kThreads, 0, stream_of(l)>>>(
+            n, A(1 - lr * weight_decay), A(lr_scaled), clip_1.data, update.data,
+            param.data);
   };
   by_alignment(run, flat<A>(update.data, n), flat<A>(param.data, n));
   check_launch("muon_apply");
@@ -143,8 +146,8 @@ template <class A>
 void muon_normalize(Launch l, View<const A> update, View<A> x) {
   const int64_t n = update.elements();
   const auto run = [&]<bool kWhole>() {
-    launch_clusters(l, normalize<kWhole, A>, dim3(kCluster), kNormThreads, 0, n,
-                    update.data, x.data);
+    launch_clusters(l, muon_normalize_kernel<kWhole, A>, dim3(kCluster),
+                    kNormThreads, 0, n, update.data, x.data);
   };
   by_alignment(run, flat<A>(update.data, n), flat<A>(x.data, n));
   check_launch("muon_normalize");
@@ -155,7 +158,7 @@ void muon_add_terms(Launch l, double a, double b, View<const A> s, View<A> p) {
   const int64_t side = s.size(0);
   const auto blocks = static_cast<unsigned>(ceil_div(side * side, kThreads));
   if (blocks == 0) return;
-  add_terms<A>
+  muon_add_terms_kernel<A>
       <<<blocks, kThreads, 0, stream_of(l)>>>(side, A(a), A(b), s.data, p.data);
   check_launch("muon_add_terms");
 }
