@@ -52,7 +52,6 @@ class Results(unittest.TestCase):
                     continue
                 if kind in WHOLE:
                     profiles = [raw.with_name(raw.name.replace("kernels", "profiles"))] if kind == "kernels" else []
-                    profiles = [path for path in profiles if path.exists()]
                     lines = lines_of("tables.py", kind, raw, *profiles)
                     self.expect_in(lines, page)
                 elif kind in TRAINING:
@@ -86,11 +85,12 @@ class Results(unittest.TestCase):
                     continue
                 text = (FOLDER.parent.parent / "configs" / (config[1] + ".toml")).read_text()
                 model = tomllib.loads(text)["model"]
-                dense, indexers, moe, expert, head = floors.weights(model)
-                uses = 1 + model.get("num_nextn_predict_layers", 0)
+                elements = floors.weights(model)
                 # Everything but norms and biases; the embedding is as large as the head.
-                count = dense + indexers + moe * floors.experts_of(model) * expert + 2 * head // uses
+                count = sum(elements.values()) + elements["head"]
                 self.assertLess(abs(row["params"] - count), 1e-4 * count, config[1])
+                labels = {label for label, _ in floors.PURPOSES}
+                self.assertLessEqual(set(floors.floors(model, 1, 8, False)), labels)
                 seen += 1
         self.assertLess(2, seen)
 

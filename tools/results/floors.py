@@ -10,8 +10,10 @@ all that the GPU did in one forward and backward pass; CONFIG is the name of a f
 of configs/. The second reads such lines. Kernels of one purpose are added; the floor
 of a purpose is the time that its multiplications would take at the rate of a large
 product, or its bytes at that of a copy, whichever is more. Floating-point
-operations are counted without what masks and causality leave out, bytes once for
-each array. Prints a table of the ten largest for each pass, and what is left.
+operations are counted without what masks and causality leave out; bytes once for
+each array of grouped products, sparse attention and what multiplies little, not of
+dense products and dense attention, which are far from that bound. Prints a table of
+the ten largest for each pass, and what is left.
 """
 
 import json
@@ -26,11 +28,11 @@ PURPOSES = [
     ("grouped products, forward", r"grouped_matmul_wgmma.*Pass\)0"),
     ("grouped products, input gradients", r"grouped_matmul_wgmma.*Pass\)1"),
     ("grouped products, weight gradients", r"grouped_matmul_wgmma.*Pass\)2"),
-    ("sparse attention, forward", r"sparse_detail::forward"),
-    ("sparse attention, backward", r"sparse_detail::|^invert_"),
-    ("attention, forward", r"attention_detail::forward"),
-    ("attention, backward", r"attention_detail::"),
-    ("selection of keys", r"indexer_detail::|top_k_"),
+    ("sparse attention, forward", r"sparse_detail::forward|^sparse_attention_forward"),
+    ("sparse attention, backward", r"sparse_detail::|^sparse_attention_|^invert_"),
+    ("attention, forward", r"^attention_detail::forward|^attention_forward"),
+    ("attention, backward", r"^attention_"),
+    ("selection of keys", r"indexer_detail::|^indexer_score|top_k_"),
     ("loss of the indexer, forward", r"indexer_loss_(forward|kl)"),
     ("loss of the indexer, backward", r"indexer_loss_"),
     ("dense products and the head (cuBLASLt)", r"nvjet|gemm|splitK|cublas"),
@@ -51,34 +53,6 @@ PURPOSES = [
 SIZES = {"bf16": 2, "float": 4, "double": 8, "int": 4, "long": 8}
 
 
-def weights(m):
-    """Elements of the layers' dense matrices and of their indexers, number of layers
-    of experts, elements of an expert, and of the head for each of its uses. A layer
-    that predicts a further token counts as one, with its product of two states."""
-    h, heads = m["hidden_size"], m["num_attention_heads"]
-    further = m.get("num_nextn_predict_layers", 0)
-    layers = m["num_hidden_layers"] + further
-    if "kv_lora_rank" in m:
-        nope, rope, v = m["qk_nope_head_dim"], m["qk_rope_head_dim"], m["v_head_dim"]
-        q, kv = m["q_lora_rank"], m["kv_lora_rank"]
-        each = (h * q + q * heads * (nope + rope) + h * (kv + rope)
-                + heads * kv * (nope + v) + heads * v * h)
-    else:
-        d = m["head_dim"]
-        each = 2 * h * heads * d + 2 * h * m["num_key_value_heads"] * d
-    indexers = 0
-    if "indexer_types" in m:
-        index = m["index_n_heads"] * m["index_head_dim"]
-        indexers = (m["indexer_types"].count("full") + further) * (
-            q * index + h * m["index_head_dim"] + h * m["index_n_heads"])
-    kinds = kinds_of(m)
-    moe = kinds.count("sparse")
-    dense = (layers * each + further * 2 * h * h
-             + kinds.count("dense") * 3 * h * m["intermediate_size"]
-             + moe * (h * experts_of(m) + 3 * h * shared_of(m)))
-    return dense, indexers, moe, 3 * h * m["moe_intermediate_size"], h * m["vocab_size"] * (1 + further)
-
-
 def experts_of(m):
     return m.get("n_routed_experts") or m["num_experts"]
 
@@ -87,52 +61,88 @@ def shared_of(m):
     return m["moe_intermediate_size"] * m.get("n_shared_experts", 0)
 
 
+def further_of(m):
+    """Layers that predict a further token; they are layers like the others."""
+    return m.get("num_nextn_predict_layers", 0)
+
+
+def owners_of(m):
+    """Layers that select keys themselves."""
+    return m["indexer_types"].count("full") + further_of(m) if "indexer_types" in m else 0
+
+
 def kinds_of(m):
     return (m.get("mlp_layer_types", ["sparse"] * m["num_hidden_layers"])
-            + ["sparse"] * m.get("num_nextn_predict_layers", 0))
+            + ["sparse"] * further_of(m))
 
 
-def floors(m, batch, seq):
+def weights(m):
+    """Elements: of all layers' dense matrices, a product of two states for each
+    further token among them; of all indexers; of all experts; of the head."""
+    h, heads = m["hidden_size"], m["num_attention_heads"]
+    indexers = 0
+    if "kv_lora_rank" in m:
+        nope, rope, v = m["qk_nope_head_dim"], m["qk_rope_head_dim"], m["v_head_dim"]
+        q, kv = m["q_lora_rank"], m["kv_lora_rank"]
+        each = (h * q + q * heads * (nope + rope) + h * (kv + rope)
+                + heads * kv * (nope + v) + heads * v * h)
+        index = m["index_n_heads"] * m["index_head_dim"]
+        indexers = owners_of(m) * (q * index + h * m["index_head_dim"] + h * m["index_n_heads"])
+    else:
+        d = m["head_dim"]
+        each = 2 * h * heads * d + 2 * h * m["num_key_value_heads"] * d
+    kinds = kinds_of(m)
+    moe = kinds.count("sparse")
+    dense = (len(kinds) * each + further_of(m) * 2 * h * h
+             + kinds.count("dense") * 3 * h * m["intermediate_size"]
+             + moe * (h * experts_of(m) + 3 * h * shared_of(m)))
+    return {"dense": dense, "indexers": indexers, "head": h * m["vocab_size"],
+            "experts": moe * experts_of(m) * 3 * h * m["moe_intermediate_size"]}
+
+
+def floors(m, batch, seq, trains_indexers):
     """Returns purpose -> (floating-point operations, bytes) of a pass."""
     tokens = batch * seq
-    dense, indexers, moe_layers, expert, head = weights(m)
-    experts, rows = experts_of(m), tokens * m["num_experts_per_tok"]
-    h, heads = m["hidden_size"], m["num_attention_heads"]
-    further = m.get("num_nextn_predict_layers", 0)
-    layers = m["num_hidden_layers"] + further
-    grouped = 2 * rows * expert * moe_layers
-    bf16 = 2 * experts * expert * moe_layers
-    gated = (rows * m["moe_intermediate_size"] + tokens * shared_of(m)) * moe_layers
-    gated += tokens * m["intermediate_size"] * (len(kinds_of(m)) - moe_layers)
-    routed = 2 * h * (tokens + rows) * moe_layers
+    w = weights(m)
+    h, heads, inner = m["hidden_size"], m["num_attention_heads"], m["moe_intermediate_size"]
+    layers = m["num_hidden_layers"] + further_of(m)
+    moe = kinds_of(m).count("sparse")
+    rows = tokens * m["num_experts_per_tok"]
+    uses = 1 + further_of(m)  # of embedding and head
+    grouped = 6 * rows * h * inner * moe
+    # Of both products of an expert: what goes in and what comes out.
+    routed_rows = 2 * rows * (2 * h + 3 * inner) * moe
+    gated = (rows * inner + tokens * shared_of(m)) * moe
+    gated += tokens * m["intermediate_size"] * (layers - moe)
+    routed = 2 * h * (tokens + rows) * moe
+    # An indexer's inputs get no gradient.
+    indexers = (4 if trains_indexers else 2) * w["indexers"]
     out = {
-        "grouped products, forward": (grouped, bf16),
-        "grouped products, input gradients": (grouped, bf16),
+        "grouped products, forward": (grouped, 2 * w["experts"] + routed_rows),
+        "grouped products, input gradients": (grouped, 2 * w["experts"] + routed_rows),
         # Sums in fp32 are read and written.
-        "grouped products, weight gradients": (grouped, 4 * bf16),
-        # Of indexers forward alone: most are frozen.
-        "dense products and the head (cuBLASLt)": (tokens * (6 * (dense + head) + 2 * indexers), 0),
+        "grouped products, weight gradients": (grouped, 8 * w["experts"] + routed_rows),
+        "dense products and the head (cuBLASLt)":
+            (tokens * (6 * (w["dense"] + uses * w["head"]) + indexers), 0),
         # Logits become their gradient.
-        "cross-entropy, forward and backward": (0, 4 * tokens * head // h),
+        "cross-entropy, forward and backward": (0, 4 * tokens * uses * m["vocab_size"]),
         "swiglu, forward": (0, 6 * gated),
         "swiglu, backward": (0, 10 * gated),
         "dispatch to experts, forward": (0, routed),
         "dispatch to experts, backward": (0, routed),
         "combining of experts, forward": (0, routed),
-        "combining of experts, backward": (0, routed + 2 * h * rows * moe_layers),
+        "combining of experts, backward": (0, routed + 2 * h * rows * moe),
     }
-    normed = layers * 2 * h + h + further * 3 * h
+    normed = layers * 2 * h + h + further_of(m) * 3 * h
     if "kv_lora_rank" in m:
         rope = m["qk_rope_head_dim"]
         d, v = m["kv_lora_rank"] + rope, m["kv_lora_rank"]
         pairs = batch * sum(min(t + 1, m["index_topk"]) for t in range(seq))
-        forward = 2 * heads * pairs * (d + v) * layers
-        backward = 2 * heads * pairs * (3 * d + 2 * v) * layers
-        out["sparse attention, forward"] = (forward, 0)
-        # A row for each key of a query, written and read in bf16.
-        out["sparse attention, backward"] = (backward, 4 * pairs * d * layers)
-        owners = m["indexer_types"].count("full")
-        index = m["index_n_heads"] * m["index_head_dim"]
+        index, owners = m["index_n_heads"] * m["index_head_dim"], owners_of(m)
+        out["sparse attention, forward"] = (
+            2 * heads * pairs * (d + v) * layers, 2 * tokens * (heads * (d + v) + d) * layers)
+        out["sparse attention, backward"] = (
+            2 * heads * pairs * (3 * d + 2 * v) * layers, 4 * tokens * (heads * (d + v) + d) * layers)
         out["selection of keys"] = (2 * index * batch * seq * (seq + 1) // 2 * owners, 0)
         out["loss of the indexer, forward"] = (2 * pairs * (heads * d + index) * owners, 0)
         # Scores again, and the gradients of queries and keys.
@@ -199,8 +209,9 @@ def tables(path, copy, gemm):
         raise ValueError("no line has the kernels of a pass")
     for row in passes:
         config = ROOT / "configs" / (row["kernels"] + ".toml")
-        model = tomllib.loads(config.read_text(encoding="utf-8"))["model"]
-        floor = floors(model, row["batch"], row["seq"])
+        settings = tomllib.loads(config.read_text(encoding="utf-8"))
+        trains_indexers = settings.get("loss", {}).get("indexer_coefficient", 0) > 0
+        floor = floors(settings["model"], row["batch"], row["seq"], trains_indexers)
         sums = {}
         for item in row["items"]:
             entry = sums.setdefault(purpose(item["name"]), [0, 0.0, 0])
@@ -210,14 +221,15 @@ def tables(path, copy, gemm):
         order = sorted(sums, key=lambda k: -sums[k][1])
         total = sum(ms for _, ms, _ in sums.values())
         print(f"\n{row['kernels']}, {row['batch']} x {row['seq']}: {total:.1f} ms of kernels.\n\n"
-              "| purpose | launches | ms | ms at its floor |\n|---|---|---|---|")
+              "| purpose | launches | ms | ms at its floor | times its floor |\n|---|---|---|---|---|")
         for label in order[:10]:
             calls, ms, moved = sums[label]
             operations, count = floor.get(label, (0, moved))
             at = 1e3 * max(operations / gemm, count / copy)
-            print(f"| {label} | {calls} | {ms:.1f} | {f'{at:.1f}' if at > 0 else ''} |")
+            beside = f"{at:.1f} | {ms / at:.1f}" if at > 0 else " | "
+            print(f"| {label} | {calls} | {ms:.1f} | {beside} |")
         rest = sum(sums[label][1] for label in order[10:])
-        print(f"| {len(order) - 10} others | | {rest:.1f} | |")
+        print(f"| {len(order) - 10} others | | {rest:.1f} | | |")
 
 
 def main():
@@ -229,8 +241,10 @@ def main():
             tables(*words)
         else:
             sys.exit("usage: floors.py items TRACE.json CONFIG BATCH SEQ, or FILE.jsonl COPY_GBPS GEMM_TFLOPS")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"floors.py {' '.join(words)}: {error!r}")
+    except KeyError as error:
+        sys.exit(f"floors.py {' '.join(words)}: no {error} there")
+    except (OSError, ValueError, TypeError) as error:
+        sys.exit(f"floors.py {' '.join(words)}: {error}")
 
 
 if __name__ == "__main__":

@@ -241,7 +241,8 @@ def passes(path):
     for r in rows:
         if "provenance" in r:
             p = r["provenance"]
-            print(f"\n- `{' '.join(p['command_line'])}`, commit {p['commit']}, {p['device_uuid']}")
+            print(f"\n- `{' '.join(p['command_line'])}`, commit {p['commit']}, {p['device_uuid']}: "
+                  f"{len(r['ms_all'])} passes of {min(r['ms_all']):.1f} to {max(r['ms_all']):.1f} ms")
     for r in rows:
         if "trace" not in r:
             continue
