@@ -306,13 +306,15 @@ std::string wrong_choice(const Options& options,
     const std::string got =
         "got " + std::to_string(options.shape.size()) +
         (options.shape.size() == 1 ? " number" : " numbers");
-    for (const Registered& other : ops()) {
-      if (!options.op.empty() || options.shape.size() != other.keys.size()) {
-        continue;
+    if (options.op.empty()) {
+      for (const Registered& refused : ops()) {
+        const bool fits = options.shape.empty() ||
+                          options.shape.size() == refused.keys.size();
+        const std::string broken = broken_rule(refused, options);
+        if (fits && !broken.empty()) return broken;
       }
-      return broken_rule(other, options);
+      return "no op takes such a --shape, " + got;
     }
-    if (options.op.empty()) return "no op takes such a --shape, " + got;
     return op->name + " takes " + joined(op->keys) + ", " + got;
   }
   for (const Chosen& c : chosen) {

@@ -199,6 +199,7 @@ TEST(Bench, UsageErrorsAre64) {
                "double_fwd takes TxD, got 3 numbers");
   expect_usage({"double", "--shape=16"}, "double_fwd takes TxD, got 1 number");
   expect_usage({"--shape=16x8x4x2"}, "got 4 numbers");
+  expect_usage({"--shape=16x8x4x2", "--dtype=bf16"}, "got 4 numbers");
   expect_usage({"halve", "--shape=4x1025x0"},
                "--shape: E is at most 1024 for halve_fwd");
   EXPECT_EQ(run_with({"halve", "--list", "--shape=4x1024x0"}).code, 0);
@@ -207,6 +208,8 @@ TEST(Bench, UsageErrorsAre64) {
             run_with({"--list", "--device=cpu"}).out);
   expect_usage({"--shape=4x1025x0"},
                "--shape: E is at most 1024 for halve_fwd");
+  expect_usage({"--shape=4x8x0", "--dtype=bf16"},
+               "--dtype=bf16: halve_fwd takes f32 or f64");
   expect_usage({"halve", "--shape=4x8x0", "--dtype=bf16"},
                "--dtype=bf16: halve_fwd takes f32 or f64");
   EXPECT_EQ(run_with({"halve", "--list", "--dtype=f64"}).code, 0);
