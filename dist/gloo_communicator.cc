@@ -98,7 +98,7 @@ absl::StatusOr<std::string> address_towards(const std::string& host) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_family = family;
     hints.ai_socktype = SOCK_DGRAM;
-    if (const int error = getaddrinfo(host.c_str(), "9", &hints, &found)) {
+    if (const int error = getaddrinfo(node_of(host), "9", &hints, &found)) {
       if (why.empty()) why = gai_strerror(error);
       continue;
     }

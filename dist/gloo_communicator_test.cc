@@ -29,17 +29,25 @@ Launched rank_of(int rank, int world, int port) {
 }
 
 // Two ranks as threads of this process.
-void with_two(void (*rank)(GlooCommunicator&)) {
+void with_two(void (*rank)(GlooCommunicator&),
+              const std::string& master = "127.0.0.1") {
   const int port = free_port();
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([=] {
-      const auto made = GlooCommunicator::connect(rank_of(r, 2, port));
+      Launched launched = rank_of(r, 2, port);
+      launched.master = master;
+      const auto made = GlooCommunicator::connect(launched);
       ASSERT_TRUE(made.ok()) << made.status();
       rank(**made);
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Gloo, RanksMeetAtLocalhost) {
+  with_two([](GlooCommunicator& self) { EXPECT_EQ(self.size(), 2); },
+           "localhost");
 }
 
 TEST(Gloo, MoreThan64PartsArrive) {

@@ -299,11 +299,8 @@ std::string TcpStore::try_to_connect(absl::Time end) {
   addrinfo hints = {}, *found = nullptr;
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  // No host is the loopback interface, which localhost is also where no file of
-  // hosts says so (RFC 6761, section 6.3).
-  const char* host = host_ == "localhost" ? nullptr : host_.c_str();
-  const int error =
-      getaddrinfo(host, std::to_string(port_).c_str(), &hints, &found);
+  const int error = getaddrinfo(node_of(host_), std::to_string(port_).c_str(),
+                                &hints, &found);
   if (error != 0) return gai_strerror(error);
   std::string why = "no address";
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {

@@ -19,6 +19,12 @@
 
 namespace tapeline {
 
+// A host as getaddrinfo() takes it: none, which is the loopback interface, for
+// localhost, also where no file of hosts names it (RFC 6761, section 6.3).
+inline const char* node_of(const std::string& host) {
+  return host == "localhost" ? nullptr : host.c_str();
+}
+
 class TcpStoreServer {
  public:
   // Port 0: any free one.

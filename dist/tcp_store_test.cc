@@ -44,6 +44,12 @@ TEST(Store, ValuesAreThoseThatWereSet) {
   EXPECT_EQ(a->get("x", kLong).value(), "other");
 }
 
+// Hosts without a file of hosts know it too.
+TEST(Store, LocalhostIsTheLoopbackInterface) {
+  EXPECT_EQ(node_of("localhost"), nullptr);
+  EXPECT_STREQ(node_of("gpu-7"), "gpu-7");
+}
+
 TEST(Store, GetWaitsUntilSomebodySets) {
   const auto server = TcpStoreServer::start(0).value();
   const auto a = TcpStore::connect("127.0.0.1", server->port(), kLong).value();

@@ -7,9 +7,9 @@
 //   q [T, H, D]  k [S, G, D]  v [S, G, V]  o [T, H, V]   T in {f32, bf16, f64}
 //   lse [T, H]                                           Accumulator<T>
 //
-// H is a multiple of G; D and V differ freely up to kMaxHeadDim. Any strides but for
-// the last, which is 1. A row without keys has o = 0, lse = +inf and gradient
-// 0. Keys outside a row's range are not read on its behalf: NaNs there stay
+// H is a multiple of G; D and V differ freely up to kMaxHeadDim. Any strides
+// but for the last, which is 1. A row without keys has o = 0, lse = +inf and
+// gradient 0. Keys outside a row's range are not read on its behalf: NaNs there stay
 // there. Scores, probabilities and sums are in Accumulator<T>; P is never
 // rounded to T.
 //

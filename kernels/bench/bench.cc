@@ -136,7 +136,7 @@ void add_ceilings(Context& context, const Run& run, double seconds, Json& row) {
   row["ceiling_gbps"] = context.gbps;
 }
 
-Json measure(Context& context, const Op& op, const Arguments& arguments,
+Json measure(Context& context, const Registered& op, const Arguments& arguments,
              std::ostream& err) {
   int64_t rotated_bytes = 0;
   Turns turns = make_turns(op, arguments, &rotated_bytes);
@@ -161,7 +161,7 @@ Json measure(Context& context, const Op& op, const Arguments& arguments,
   row["op"] = op.name;
   row["impl"] = "tapeline";
   row["shape"] = shape;
-  row["dtype"] = name_of(arguments.dtype);
+  row["dtype"] = op.limits.dtypes.empty() ? Json() : name_of(arguments.dtype);
   row["threads"] = context.options.threads;
   row["us"] = seconds * 1e6;
   row["us_min"] = bursts.front().wall * 1e6;
@@ -258,7 +258,11 @@ std::string broken_rule(const Registered& op, const Options& options) {
     taken += (taken.empty() ? "" : " or ") + std::string(name_of(dtype));
   }
   return "--dtype=" + std::string(name_of(*options.dtype)) + ": " + op.name +
-         " takes " + (taken.empty() ? "none" : taken);
+         (taken.empty() ? " has no type" : " takes " + taken);
+}
+
+bool is_named(const Op& op, const Options& options) {
+  return options.op.empty() || options.op == op.name || options.op == op.kernel;
 }
 
 // The ops and shapes that the options choose.
@@ -266,15 +270,16 @@ struct Chosen {
   const Registered* op;
   std::vector<std::vector<int64_t>> shapes;
 };
-std::vector<Chosen> choose(const Options& options, bool on_cuda) {
+std::vector<Chosen> choose(const Options& options, bool on_cuda,
+                           bool& left_out) {
   std::vector<Chosen> chosen;
   for (const Registered& op : ops()) {
-    if (!options.op.empty() && options.op != op.name &&
-        options.op != op.kernel) {
+    if (!is_named(op, options)) continue;
+    // Of several ops, those that take what is asked for.
+    if (options.op != op.name && !broken_rule(op, options).empty()) {
+      left_out = true;
       continue;
     }
-    // Of all ops, those that take what is asked for.
-    if (options.op.empty() && !broken_rule(op, options).empty()) continue;
     if (options.shape.empty()) {
       chosen.push_back({&op, on_cuda ? op.gpu_shapes : op.shapes});
     } else if (options.shape.size() == op.keys.size()) {
@@ -295,27 +300,23 @@ std::string joined(const std::vector<std::string>& keys) {
 std::string wrong_choice(const Options& options,
                          const std::vector<Chosen>& chosen) {
   if (chosen.empty()) {
-    const auto named = [&](const Op& op) {
-      return options.op.empty() || options.op == op.name ||
-             options.op == op.kernel;
-    };
-    const auto op = std::find_if(ops().begin(), ops().end(), named);
-    if (op == ops().end()) {
+    const Registered* first = nullptr;
+    for (const Registered& op : ops()) {
+      if (!is_named(op, options)) continue;
+      if (first == nullptr) first = &op;
+      const bool fits =
+          options.shape.empty() || options.shape.size() == op.keys.size();
+      const std::string broken = broken_rule(op, options);
+      if (fits && !broken.empty()) return broken;
+    }
+    if (first == nullptr) {
       return "no op is called " + options.op + "; --list names them";
     }
     const std::string got =
         "got " + std::to_string(options.shape.size()) +
         (options.shape.size() == 1 ? " number" : " numbers");
-    if (options.op.empty()) {
-      for (const Registered& refused : ops()) {
-        const bool fits = options.shape.empty() ||
-                          options.shape.size() == refused.keys.size();
-        const std::string broken = broken_rule(refused, options);
-        if (fits && !broken.empty()) return broken;
-      }
-      return "no op takes such a --shape, " + got;
-    }
-    return op->name + " takes " + joined(op->keys) + ", " + got;
+    if (options.op.empty()) return "no op takes such a --shape, " + got;
+    return first->name + " takes " + joined(first->keys) + ", " + got;
   }
   for (const Chosen& c : chosen) {
     const std::string broken = broken_rule(*c.op, options);
@@ -379,11 +380,15 @@ int run(int argc, char** argv, std::ostream& out, std::ostream& err) {
   const Options& options = context.options;
   const bool gpu =
       options.device.empty() ? cuda_devices() > 0 : options.device == "cuda";
-  const std::vector<Chosen> chosen = choose(options, gpu);
+  bool left_out = false;  // by a type or a shape
+  const std::vector<Chosen> chosen = choose(options, gpu, left_out);
   const std::string bad_choice = wrong_choice(options, chosen);
   if (!bad_choice.empty()) {
     err << bad_choice << "\n";
     return kUsage;
+  }
+  if (left_out) {
+    err << "ops that do not take this --shape or --dtype are left out\n";
   }
   if (options.list) {
     list(chosen, out);

@@ -6,6 +6,7 @@
 //
 //   NAME, --op=NAME  one op, or those of one kernel; without it, or with
 //                    --all, everything that is registered
+//                    and takes --shape and --dtype; what is left out is said
 //   --shape=AxB   one shape instead of the op's list
 //   --list        names and shapes, one command per line; runs nothing
 //   --device=cpu|cuda  where; without it the GPU, if there is one
@@ -34,11 +35,11 @@
 // The output of the last timed launch is compared on sampled rows with a plain
 // loop in f64 on the host (ops that work in place or add to their output are
 // launched again, from values that are known); a row that fails makes the exit
-// code 1. The bounds are those of rows of real sizes: of a few elements, whose
-// terms cancel or round all one way, right ones can miss them.
-// Usage errors are 64; unreadable files, and a GPU that is not there, 2; more
-// memory than there is, 70. The commit is git's, or TAPELINE_COMMIT where there
-// is no repository.
+// code 1. The bounds are those of rows of real sizes: shorter than some
+// hundred elements, which cancel or round all one way, right ones can miss
+// them. Usage errors are 64; unreadable files, and a GPU that is not there, 2;
+// more memory than there is, 70. The commit is git's, or TAPELINE_COMMIT where
+// there is no repository.
 #pragma once
 
 #include <algorithm>

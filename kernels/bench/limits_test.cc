@@ -52,6 +52,19 @@ constexpr Case kCases[] = {
     // A query has at most all keys.
     {"dsa_indexer_loss_fwd", "4x64x4x64x64x9000", "4x64x4x64x9000x9000",
      "topk is at most 8192"},
+    {"dsa_indexer_scores", "4x64x64x64", "1x1x1x2147483648",
+     "T is at most 2147483647"},
+    {"dsa_indexer_select", "4x64x64x64x9000", "1x1x1x1x2147483648",
+     "topk is at most 2147483647"},
+    {"dsa_indexer_loss_bwd", "4x64x4x64x64x16", "1x1x1x1x300000x8192",
+     "S is at most 262143"},
+    {"dsa_topk", "64x512x64", "1x1x2147483648", "k is at most 2147483647"},
+    {"dsa_topk", "64x512x600", "1x2147483648x1", "T is at most 2147483647"},
+    {"combine_fwd", "64x64x8", "268435456x1x8", "T is at most 268435455"},
+    {"permute_bwd", "64x64x8", "268435456x1x8", "T is at most 268435455"},
+    {"moe_ffn_fwd", "64x2x8x64x64", "1073741824x2x8x1x1",
+     "T is at most 1073741823"},
+    {"rope_bwd", "64x4x64", "1x1x2147483648", "d is at most 2147483647"},
     {"rope_fwd", "64x4x64", "64x4x63", "d is even"},
     {"rope_bwd", "64x4x64", "64x4x63", "d is even"},
     {"route_sort_index", "64x12800x2", "64x12801x2", "E is at most 12800"},
@@ -91,7 +104,7 @@ TEST(BenchLimits, TypesAreThoseOfTheOps) {
             "--dtype=bf16: dsa_topk takes f32 or f64\n");
   for (const char* op : {"route_sort_index", "h2d_pinned"}) {
     EXPECT_EQ(run_op(op, "--dtype=f32").err,
-              std::string("--dtype=f32: ") + op + " takes none\n");
+              std::string("--dtype=f32: ") + op + " has no type\n");
   }
 }
 

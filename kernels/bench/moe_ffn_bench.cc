@@ -246,9 +246,9 @@ const std::vector<std::vector<int64_t>> kShapes = {{256, 2, 8, 64, 32}};
 const std::vector<std::vector<int64_t>> kModels = {{16384, 8, 128, 2048, 768},
                                                    {32768, 8, 128, 2048, 768}};
 const Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
-  return first_broken({d[1] <= d[2] ? "" : "k is at most E",
-                       at_most(kMaxChoices, "k", d[1]),
-                       at_most(kMaxExperts, "E", d[2])});
+  return first_broken(
+      {d[1] <= d[2] ? "" : "k is at most E", at_most(kMaxChoices, "k", d[1]),
+       at_most(kMaxExperts, "E", d[2]), at_most(INT32_MAX / d[1], "T", d[0])});
 }};
 
 const bool added =

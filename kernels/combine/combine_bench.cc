@@ -107,9 +107,13 @@ const std::vector<std::vector<int64_t>> kShapes = {
 const std::vector<std::vector<int64_t>> kModels = {
     {8192, 7168, 8}, {8192, 6144, 8}, {16384, 2048, 8}};
 const std::vector<std::string> kKeys = {"T", "H", "k"};
+const Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
+  return at_most(INT32_MAX / d[2], "T", d[0]);  // rows are int32
+}};
 const bool added =
-    add({"combine", "combine_fwd", kKeys, kShapes, forward, kModels}) &&
-    add({"combine", "combine_bwd", kKeys, kShapes, backward, kModels});
+    add({"combine", "combine_fwd", kKeys, kShapes, forward, kModels},
+        kLimits) &&
+    add({"combine", "combine_bwd", kKeys, kShapes, backward, kModels}, kLimits);
 
 }  // namespace
 }  // namespace tapeline::bench

@@ -4,7 +4,7 @@
 //   score[t,s] = sum_h w[t,h] relu(scale * q[t,h] . k[s])   begin[t] <= s <
 //   end[t] ids[t]     = the keys of the K largest scores, ascending, then -1
 //
-//   q [T, H, D]  k [S, D]   T in {f32, bf16, f64}, D <= 640
+//   q [T, H, D]  k [S, D]   T in {f32, bf16, f64}, D <= kMaxHeadDim
 //   w [T, H]  scores [T, S]                         Accumulator<T>
 //
 // w is used as it comes: weights_proj(x) H^-0.5 is the caller's product, and

@@ -123,7 +123,10 @@ bench::Run make_select(const bench::Arguments& arguments) {
 }
 
 const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
-  return bench::at_most(kMaxHeadDim, "d", d[1]);
+  return bench::first_broken(
+      {bench::at_most(kMaxHeadDim, "d", d[1]),
+       bench::at_most(INT32_MAX, "T", d[3]),
+       d.size() < 5 ? "" : bench::at_most(INT32_MAX, "topk", d[4])});
 }};
 
 const bool added =

@@ -161,7 +161,8 @@ const bench::Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
       {bench::at_most(kMaxHeadDim, "index_d", d[1]),
        bench::at_most(kMaxHeadDim, "dqk", d[3]),
        // A query has at most all keys.
-       bench::at_most(kMaxSelected, "topk", std::min(d[5], d[4]))});
+       bench::at_most(kMaxSelected, "topk", std::min(d[5], d[4])),
+       bench::at_most(INT32_MAX / std::min(d[5], d[4]), "S", d[4])});
 }};
 
 const bool added = bench::add({"indexer_loss", "dsa_indexer_loss_fwd", kKeys,

@@ -82,7 +82,8 @@ const std::vector<std::vector<int64_t>> kShapes = {{1024, 4, 64},
 const std::vector<std::vector<int64_t>> kModels = {{16384, 64, 128}};
 const std::vector<std::string> kKeys = {"T", "heads", "d"};
 const Limits kLimits = {.broken = [](const std::vector<int64_t>& d) {
-  return std::string(d[2] % 2 == 0 ? "" : "d is even");
+  return first_broken(
+      {d[2] % 2 == 0 ? "" : "d is even", at_most(INT32_MAX, "d", d[2])});
 }};
 
 const bool added =

@@ -5,7 +5,7 @@
 //   lse[t,h] = log sum_j exp(s[t,h,j])            natural logarithm
 //   o[t,h]   = sum_j exp(s[t,h,j] - lse[t,h]) kv[ids[t,j], 0:V]
 //
-//   q [T, H, D]  kv [S, D]  ids [T, K] i32  o [T, H, V], V <= D <= 640
+//   q [T, H, D]  kv [S, D]  ids [T, K] i32  o [T, H, V], V <= D <= kMaxHeadDim
 //   lse [T, H] Accumulator<T>                       T in {f32, bf16, f64}
 //
 // ids are key rows; -1 is skipped wherever it stands, an id that occurs twice

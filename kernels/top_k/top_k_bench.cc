@@ -53,14 +53,19 @@ bench::Run make(const bench::Arguments& arguments) {
                                         : make_of<float>(arguments);
 }
 
-const bool added = bench::add({"top_k",
-                               "dsa_topk",
-                               {"rows", "T", "k"},
-                               {{512, 512, 64}, {64, 32768, 2048}},
-                               make,
-                               {{1024, 32768, 2048}, {1024, 131072, 2048}},
-                               DType::kF32},
-                              {.dtypes = {DType::kF32, DType::kF64}});
+const bool added = bench::add(
+    {"top_k",
+     "dsa_topk",
+     {"rows", "T", "k"},
+     {{512, 512, 64}, {64, 32768, 2048}},
+     make,
+     {{1024, 32768, 2048}, {1024, 131072, 2048}},
+     DType::kF32},
+    {.dtypes = {DType::kF32, DType::kF64},
+     .broken = [](const std::vector<int64_t>& d) {
+       return bench::first_broken({bench::at_most(INT32_MAX, "T", d[1]),
+                                   bench::at_most(INT32_MAX, "k", d[2])});
+     }});
 
 }  // namespace
 }  // namespace tapeline

@@ -11,9 +11,8 @@ of configs/. The second reads such lines. Kernels of one purpose are added; the 
 of a purpose is the time that its multiplications would take at the rate of a large
 product, or its bytes at that of a copy, whichever is more. Floating-point
 operations are counted without what masks and causality leave out; bytes once for
-each array of grouped products, sparse attention and what multiplies little, not of
-dense products and dense attention, which are far from that bound. Prints a table of
-the ten largest for each pass, and what is left.
+each array of grouped products, sparse attention and what does not multiply. Prints a
+table of the ten largest for each pass, and what is left.
 """
 
 import json
@@ -147,8 +146,8 @@ def floors(m, batch, seq, trains_indexers):
         out["loss of the indexer, forward"] = (2 * pairs * (heads * d + index) * owners, 0)
         # Scores again, and the gradients of queries and keys.
         out["loss of the indexer, backward"] = (6 * pairs * index * owners, 0)
-        normed += layers * (m["q_lora_rank"] + m["kv_lora_rank"]) + owners * m["index_head_dim"]
-        turned = layers * (heads + 1) * rope
+        normed += layers * (m["q_lora_rank"] + m["kv_lora_rank"])
+        turned = layers * (heads + 1) * rope + owners * (m["index_n_heads"] + 1) * rope // 2
     else:
         pairs = batch * seq * (seq + 1) // 2
         forward = 4 * heads * pairs * m["head_dim"] * layers
