@@ -146,6 +146,7 @@ class Children {
       close(out[1]);
       close(err[1]);
       running_.push_back(child);
+      killed_.push_back(false);
       const bool alone = first_alone && rank == 0;
       lines_.push_back({out[0],
                         rank,
@@ -195,21 +196,27 @@ class Children {
       const int code =
           WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       if (code == 0) continue;
-      if (code_ == 0) code_ = code;
+      code_ = code_of_job(code_, code, killed_[rank]);
       if (!WIFEXITED(status)) {
         std::cerr << "tapeline: rank " << rank << " was ended by signal "
                   << WTERMSIG(status) << std::endl;
       }
     }
   }
-  void kill_stopped() const {
-    for (const pid_t child : running_) {
+  void kill_stopped() {
+    for (size_t rank = 0; rank < running_.size(); ++rank) {
       siginfo_t of = {};
-      if (child != 0 &&
-          waitid(P_PID, child, &of, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
-          of.si_pid == child) {
-        ::kill(child, SIGKILL);
+      if (running_[rank] != 0 &&
+          waitid(P_PID, running_[rank], &of, WSTOPPED | WNOHANG | WNOWAIT) ==
+              0 &&
+          of.si_pid == running_[rank]) {
+        kill(rank);
       }
+    }
+  }
+  void kill_all() {
+    for (size_t rank = 0; rank < running_.size(); ++rank) {
+      if (running_[rank] != 0) kill(rank);
     }
   }
   // What is still in the pipes of children that have ended.
@@ -224,6 +231,10 @@ class Children {
   }
 
  private:
+  void kill(size_t rank) {
+    ::kill(running_[rank], SIGKILL);
+    killed_[rank] = true;
+  }
   void refuse(const char* call) {
     std::cerr << "tapeline: --nproc: " << call
               << " failed: " << std::strerror(errno)
@@ -232,11 +243,17 @@ class Children {
   }
 
   std::vector<pid_t> running_;  // 0: ended
+  std::vector<bool> killed_;    // by us
   std::vector<Lines> lines_;
-  int code_ = 0;  // of the first that failed
+  int code_ = 0;
 };
 
 }  // namespace
+
+int code_of_job(int so_far, int code, bool killed_by_us) {
+  const bool a_consequence = so_far == kExitCommunication && !killed_by_us;
+  return so_far == 0 || a_consequence ? code : so_far;
+}
 
 bool was_spawned() {
   // Who inherits the variable from one that was is not.
@@ -266,7 +283,7 @@ int run_processes(const std::vector<std::string>& command, int processes,
     if (!before) failed = Clock::now();
     const std::chrono::duration<double> since = Clock::now() - failed;
     if (since.count() > grace_seconds) {
-      children.send(SIGKILL);
+      children.kill_all();
     } else {
       children.kill_stopped();
     }
