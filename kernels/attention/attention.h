@@ -9,8 +9,8 @@
 //
 // H is a multiple of G; D and V differ freely up to kMaxHeadDim. Any strides
 // but for the last, which is 1. A row without keys has o = 0, lse = +inf and
-// gradient 0. Keys outside a row's range are not read on its behalf: NaNs there stay
-// there. Scores, probabilities and sums are in Accumulator<T>; P is never
+// gradient 0. Keys outside a row's range are not read on its behalf: NaNs there
+// stay there. Scores, probabilities and sums are in Accumulator<T>; P is never
 // rounded to T.
 //
 // Rows are independent: the bits of a row follow from its own query and keys,

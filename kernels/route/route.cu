@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda_rows.cuh"
+#include "kernels/route/route.h"
 #include "kernels/route/route_cuda.h"
 
 namespace tapeline::cuda {
@@ -15,6 +16,7 @@ constexpr size_t shared_bytes(int warps, int64_t experts) {
   return sizeof(int32_t) * static_cast<size_t>(2 * warps + 2) *
          static_cast<size_t>(experts);
 }
+// Of one warp at least.
 static_assert(shared_bytes(1, kMaxRoutedExperts) <= kMaxShared);
 int warps_for(int64_t experts) {
   int warps = kMaxWarps;
